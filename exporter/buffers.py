@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from snapexport.errors import UserError
+from snapexport.exporter.architectures.fields import LONGROPE
 
 _UNSET = -12345
 """What integers hold until they are computed."""
@@ -28,6 +29,9 @@ def compute_buffers(model: Any) -> None:
         for name in own:
             if _is_unset(module._buffers[name]):
                 module._buffers[name] = _of_constructor(model, module, path, name)
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == LONGROPE:
+            module.rope_type = "default"  # both sets are the same: nothing is to be chosen
 
 
 def _is_buffer(module: nn.Module, name: str) -> bool:

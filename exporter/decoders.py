@@ -1,10 +1,12 @@
 """Finds a checkpoint's decoder: reads and checks its config, and looks at the model of it."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from snapexport.errors import UserError
 from snapexport.exporter.architectures import Decoder, Family, require_readable
-from snapexport.exporter.architectures.config import require_expressible
+from snapexport.exporter.architectures.config import fix_longrope, require_expressible
+from snapexport.exporter.architectures.families import family_of
 from snapexport.exporter.architectures.fields import CORRECT
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.probe import look
@@ -13,10 +15,13 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-def load_decoder(checkpoint: Checkpoint, tensors: int = 0) -> Decoder:
+def load_decoder(
+    checkpoint: Checkpoint, tensors: int = 0, longrope_for: int | None = None
+) -> Decoder:
     """Look at a checkpoint's decoder. Runs no foreign code. Raises UserError.
 
-    tensors: how many there are, if the checkpoint has not read them yet.
+    tensors: how many there are, if the checkpoint has not read them yet. longrope_for: the length
+    of sequences by which one set of a longrope's frequencies is chosen.
     """
     family, found = require_readable(checkpoint), _config(checkpoint)
     if getattr(found, "is_encoder_decoder", False):
@@ -26,9 +31,10 @@ def load_decoder(checkpoint: Checkpoint, tensors: int = 0) -> Decoder:
         )
     text = found.get_text_config(decoder=True)
     whole = None if text is found else found
-    _require_known_class(family, found, is_whole=whole is not None)
+    family = _known_family(family, found, is_whole=whole is not None)
+    chosen = None if longrope_for is None else fix_longrope(text, longrope_for)
     require_expressible(text, tensors or len(checkpoint.tensors))
-    return look(text, family, whole)
+    return replace(look(text, family, whole), longrope=chosen)
 
 
 def _config(checkpoint: Checkpoint) -> "PretrainedConfig":
@@ -45,8 +51,12 @@ def _config(checkpoint: Checkpoint) -> "PretrainedConfig":
     return config
 
 
-def _require_known_class(family: Family, config: "PretrainedConfig", *, is_whole: bool) -> None:
-    """transformers has one class of causal decoders for each model_type."""
+def _known_family(family: Family, config: "PretrainedConfig", *, is_whole: bool) -> Family:
+    """The family of the class that transformers loads: it has one for each model_type.
+
+    It may read a config as another model_type than the file says, such as a Mistral whose layers
+    differ as a Ministral.
+    """
     from transformers.models.auto import modeling_auto
 
     table = (
@@ -55,11 +65,14 @@ def _require_known_class(family: Family, config: "PretrainedConfig", *, is_whole
         else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     )
     known = table.get(config.model_type)
+    if known == family.name:
+        return family
+    if isinstance(known, str) and config.model_type != family.model_type:
+        return family_of(known, config.model_type)
     read_as = f"transformers reads it as {known}" if known else "transformers has no such decoder"
-    if known != family.name:
-        raise UserError(
-            f"the architecture {family.name:.100} of a model_type '{family.model_type:.100}' is "
-            f"not supported: {read_as}",
-            "use a checkpoint of a causal language model; code that comes with a checkpoint is "
-            "never run",
-        )
+    raise UserError(
+        f"the architecture {family.name:.100} of a model_type '{family.model_type:.100}' is "
+        f"not supported: {read_as}",
+        "use a checkpoint of a causal language model; code that comes with a checkpoint is never "
+        "run",
+    )

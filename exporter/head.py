@@ -13,6 +13,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from snapexport.errors import UserError
 from snapexport.exporter.architectures import Decoder
 
+_BARRED = "snapexport_barred"
+
 
 class _States(BaseModelOutputWithPast):
     """What a decoder returns. Some heads look for more, and find nothing."""
@@ -22,7 +24,10 @@ class _States(BaseModelOutputWithPast):
 
 
 def logits_of(model: Any, decoder: Decoder, hidden_states: Tensor) -> Tensor:
-    """Hidden states [B,C,E] -> logits float32 [B,C,V], or [B,V] for one token each."""
+    """Hidden states [B,C,E] -> logits float32 [B,C,V], or [B,V] for one token each.
+
+    Those of tokens that are never sampled are the least that float32 holds.
+    """
     inside = model.get_submodule("model" if decoder.whole else decoder.names.decoder)
     usual, calls = inside.forward, 0
 
@@ -42,4 +47,13 @@ def logits_of(model: Any, decoder: Decoder, hidden_states: Tensor) -> Tensor:
             "the model's head computes logits of something else than its decoder's states",
             "only a head that follows the decoder can be built",
         )
-    return (logits[:, 0] if hidden_states.shape[1] == 1 else logits).float()
+    logits = (logits[:, 0] if hidden_states.shape[1] == 1 else logits).float()
+    return logits + getattr(model, _BARRED) if decoder.never_sampled else logits
+
+
+def bar_tokens(model: Any, decoder: Decoder) -> None:
+    """Give a model what `logits_of` adds to the logits of tokens that are never sampled."""
+    if decoder.never_sampled:
+        added = torch.zeros(decoder.config.vocab_size)
+        added[list(decoder.never_sampled)] = torch.finfo(torch.float32).min
+        model.register_buffer(_BARRED, added, persistent=False)

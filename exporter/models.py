@@ -1,6 +1,7 @@
 """Makes transformers' model of a decoder, without memory for weights. Runs no foreign code."""
 
 import copy
+import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -89,6 +90,14 @@ def in_users_words() -> Iterator[None]:
             f"{error!s:.200}",
             CORRECT,
         ) from None
+
+
+def hidden_states_of(decoder: Any, input_ids: Any, position_ids: Any) -> Any:
+    """The hidden states [B,C,E] that a model's decoder makes of tokens [B,C] at positions [B,C]."""
+    given = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
+    if "logits_to_keep" in inspect.signature(decoder.forward).parameters:
+        given["logits_to_keep"] = None  # Gemma 4 would leave out tokens
+    return decoder(**given).last_hidden_state
 
 
 def path_of_decoder(model: Any) -> str:

@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from snapexport.exporter.architectures import Decoder, RMSNorm, Rope
 from snapexport.exporter.buffers import compute_buffers
 from snapexport.exporter.experts import mark_experts
+from snapexport.exporter.head import bar_tokens
 from snapexport.exporter.latent_attention import mark_latent_attention
 from snapexport.exporter.models import in_users_words, keep_layers, make_model, modeling_of
 from snapexport.exporter.probe.rope import APPLY, angles_of
@@ -131,6 +132,7 @@ def skeleton(
     model.eval()
     inside = model.get_submodule(names.decoder)
     compute_buffers(model)
+    bar_tokens(model, decoder)
     _mark_places(model, decoder)
     _mark_norms(model, decoder)
     if decoder.latent:

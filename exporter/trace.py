@@ -16,6 +16,7 @@ from snapexport.contract import names
 from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.batch import BATCH
 from snapexport.exporter.head import logits_of
+from snapexport.exporter.models import hidden_states_of
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.ranks import cut_model, rename_whole
 from snapexport.exporter.repeated_layers import repeat_layers, traced_places
@@ -44,8 +45,7 @@ class Step(nn.Module):
     def run(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         """The hidden states [B,C,E] of tokens [B,C] at positions [B,C]."""
         inside = self.model.get_submodule(self.decoder.names.decoder)
-        output = inside(input_ids=input_ids, position_ids=position_ids, use_cache=False)
-        states: Tensor = output.last_hidden_state
+        states: Tensor = hidden_states_of(inside, input_ids, position_ids)
         return states
 
     def logits(self, hidden_states: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def compress_graph(prefill: gs.Graph, geometry: CacheGeometry, options: GraphOpt
     storage = storage_of(options.cache_dtype)
     prompt_length = gs.Variable(names.PROMPT_LENGTH, np.int64, (1,))
     graph = gs.Graph(name="compress", opset=prefill.opset, inputs=[prompt_length])
-    for layer, marker in markers(prefill, TRACE_DOMAIN, ATTENTION):
+    for layer, marker in _caching(prefill, geometry):
         ranks = sharing(prefill, latent=bool(marker.attrs["latent"]))
         states = _inputs(layer, marker, geometry, prompt_length, ranks)
         graph.inputs.extend([states.key, states.value, *_deciding(states, geometry, layer)])
@@ -48,8 +48,8 @@ def vote_graph(prefill: gs.Graph, geometry: CacheGeometry) -> gs.Graph:
     """
     prompt_length = gs.Variable(names.PROMPT_LENGTH, np.int64, (1,))
     graph = gs.Graph(name="vote", opset=prefill.opset, inputs=[prompt_length])
-    for layer, marker in markers(prefill, TRACE_DOMAIN, ATTENTION):
-        if geometry.layers[layer].K:
+    for layer, marker in _caching(prefill, geometry):
+        if geometry.shapes[layer].K:
             states = _inputs(layer, marker, geometry, prompt_length, 1)
             read = [states.key, states.value] if states.latent else [states.key]
             graph.inputs.extend([*read, states.query_window, states.votes])
@@ -57,6 +57,13 @@ def vote_graph(prefill: gs.Graph, geometry: CacheGeometry) -> gs.Graph:
             votes.name = names.present_votes(layer)
             graph.outputs.append(votes)
     return graph
+
+
+def _caching(prefill: gs.Graph, geometry: CacheGeometry) -> Iterator[tuple[int, gs.Node]]:
+    """The layers that have caches of their own."""
+    for layer, marker in markers(prefill, TRACE_DOMAIN, ATTENTION):
+        if geometry.slots.source(layer) == layer:
+            yield layer, marker
 
 
 def _with_chunk(graph: gs.Graph, scores: Scores, states: PromptStates) -> gs.Variable:
@@ -89,7 +96,7 @@ def _deciding(states: PromptStates, geometry: CacheGeometry, layer: int) -> list
     """What decides on the kept positions: the window, or votes in the layers that have some."""
     if not geometry.repeats:
         return [states.query_window]
-    return [states.votes] if geometry.layers[layer].K else []
+    return [states.votes] if geometry.shapes[layer].K else []
 
 
 def _inputs(

@@ -94,7 +94,7 @@ def _compress_cache(
     states: PromptStates,
     storage: Storage,
 ) -> None:
-    layout = geometry.layers[layer]
+    layout = geometry.shapes[layer]
     kept = [
         cache_like(tensor, fresh(graph, "kept"), layout.cache_slots)
         for tensor in (states.key, states.value)
@@ -118,7 +118,7 @@ def select(
     name: str,
 ) -> gs.Tensor:
     """The tensor `name`: the indices that the layer's vote keeps, int64 [1,Hkv,K], ascending."""
-    layout = geometry.layers[layer]
+    layout = geometry.shapes[layer]
     shape = (*states.key.shape[:2], layout.K)
     if layout.K == 0:
         return gs.Constant(fresh(graph, "no_positions"), np.zeros(shape, np.int64))

@@ -55,7 +55,8 @@ def _prefill(recipe: Recipe, size: Size) -> list[Pass]:
     if geometry.is_single_shot(size.tokens):
         return [Latents(), SingleShot(geometry, recipe.options), *_sampling(recipe)]
     windows = [QueryWindows(geometry.vote.L_obs)] if geometry.compresses else []
-    return [Latents(), PrefillCache(size.capacity), *windows, *_sampling(recipe)]
+    caches = PrefillCache(geometry.slots, size.capacity)
+    return [Latents(), caches, *windows, *_sampling(recipe)]
 
 
 def _extend(recipe: Recipe, size: Size) -> list[Pass]:

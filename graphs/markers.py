@@ -13,6 +13,8 @@ gpt-oss as last one sink [H], a further score of each head, whose share goes to 
 [B,C,H,D]. Attributes:
 - `layer` and `scale`;
 - `window`: position i attends to i - window < j <= i, as in transformers. 0: to all j <= i;
+- `chunk`, in traces, where it is not 0: position i attends to i - i mod chunk <= j <= i (Llama 4).
+  Passes make masks of it;
 - `softcap`: scores s become softcap * tanh(s / softcap) before the softmax (Gemma 2). 0.0: none;
 - `latent`: 0, or the form of latent attention (MLA, `passes/latents.py`). Then key is the latents
   c_kv [B,1,C,r], value their RoPE part k_rope [B,1,C,d]. 1: absorbed, with queries [B,H,C,r+d] and

@@ -3,7 +3,7 @@
 Refuses what a static graph cannot express. Names no architecture.
 """
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError
@@ -11,6 +11,7 @@ from snapexport.exporter.architectures.decoder import Decoder
 from snapexport.exporter.architectures.families import Family, family_of
 from snapexport.exporter.architectures.fields import (
     CORRECT,
+    LONGROPE,
     POSITIONS,
     STATIC_ROPE,
     require_activation,
@@ -97,13 +98,40 @@ def _require_causal(config: "PretrainedConfig") -> None:
 def _require_static_rope(config: "PretrainedConfig") -> None:
     for rope in _ropes(config):
         rope_type = rope.get("rope_type", "default")
-        if rope_type not in STATIC_ROPE:
+        if rope_type == LONGROPE and rope.get("long_factor") != rope.get("short_factor"):
+            raise UserError(
+                "RoPE of type 'longrope' changes its frequencies where a sequence outgrows "
+                f"{rope.get('original_max_position_embeddings')} positions",
+                "choose one of the two sets for all sequences, by --L-max: --longrope",
+            )
+        if rope_type not in (*STATIC_ROPE, LONGROPE):
             raise UserError(
                 f"RoPE of type '{rope_type}' changes its frequencies with the sequence's length: "
                 "keys in the cache would become invalid",
                 f"these types work: {', '.join(STATIC_ROPE)}",
             )
         require_rope(rope)
+
+
+def fix_longrope(config: "PretrainedConfig", length: int) -> Literal["long", "short"]:
+    """Make a config's RoPE that of sequences of one length, and say which set that is.
+
+    Both sets of factors become the chosen one, so transformers' own model has it too. Raises
+    UserError for a RoPE of another type.
+    """
+    ropes = [rope for rope in _ropes(config) if rope.get("rope_type") == LONGROPE]
+    if not ropes:
+        raise UserError(
+            "--longrope is for models with a RoPE of type 'longrope', and this one has none",
+            "leave it out",
+        )
+    for rope in ropes:
+        require_rope(rope)
+    (trained,) = {rope["original_max_position_embeddings"] for rope in ropes}
+    chosen: Literal["long", "short"] = "long" if length > trained else "short"
+    for rope in ropes:
+        rope["long_factor"] = rope["short_factor"] = rope[f"{chosen}_factor"]
+    return chosen
 
 
 def _ropes(config: "PretrainedConfig") -> list[dict[str, Any]]:
@@ -130,6 +158,7 @@ def model_facts(decoder: Decoder, checkpoint: Checkpoint) -> ModelFacts:
         sliding_window=[layer.window for layer in layers],
         attention_sinks=_column([layer.sinks for layer in layers]),
         num_experts=decoder.experts.experts if decoder.experts else 0,
+        longrope=decoder.longrope,
         eos_token_id=_end_tokens(eos, config.vocab_size),
     )
 

@@ -113,7 +113,9 @@ class Decoder:
     module: its form}; others are traced as they are. rope: None if it is traced as it is.
     latent: whether attention is latent (MLA); interleaved_latents: whether its RoPE turns channels
     2i and 2i + 1. expert_form: None without experts. layers_read_their_own: an input that is not
-    every other layer's, or another layer's cache, so that each has to be traced.
+    every other layer's, or another layer's cache, so that each has to be traced. never_sampled:
+    tokens that stand for an image or a sound in a prompt. longrope: which set of RoPE's frequencies
+    holds for every sequence.
     """
 
     config: "PretrainedConfig"
@@ -128,6 +130,8 @@ class Decoder:
     interleaved_latents: bool = False
     expert_form: ExpertForm | None = None
     layers_read_their_own: bool = False
+    never_sampled: tuple[int, ...] = ()
+    longrope: Literal["long", "short"] | None = None
 
     @property
     def embedding(self) -> str:
@@ -154,10 +158,15 @@ class Decoder:
         return next((layer.experts for layer in self.layers if layer.experts), None)
 
     def left_with(self, depth: Sequence[int]) -> "Decoder":
-        """The decoder of some of these layers, by their places."""
+        """The decoder of some of these layers, by their places.
+
+        Where one reads another's cache, both are among them.
+        """
+        places = {place: new for new, place in enumerate(depth)}
+        layers = [self.layers[place] for place in depth]
         return replace(
             self,
             config=copy.deepcopy(self.config),
-            layers=tuple(self.layers[place] for place in depth),
+            layers=tuple(replace(layer, cache_of=places[layer.cache_of]) for layer in layers),
             depth=tuple(self.depth[place] for place in depth),
         )

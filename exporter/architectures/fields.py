@@ -16,6 +16,8 @@ CORRECT = "correct config.json: compare it with the original checkpoint's"
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
 """RoPE variants whose frequencies don't depend on how long the sequence has become."""
+LONGROPE = "longrope"
+"""Two sets of frequencies, for sequences up to the length of training and for longer ones."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ ROPE_NEEDS: Mapping[str, Iterable[str]] = {
     ],
     "yarn": ["rope_theta", "factor"],
     "proportional": ["rope_theta"],
+    LONGROPE: ["rope_theta", "long_factor", "short_factor", "original_max_position_embeddings"],
 }
 """The fields that a type of RoPE can't do without."""
 

@@ -7,6 +7,7 @@ is not confirmed is traced as it is, or refused.
 
 import copy
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,16 +30,20 @@ from snapexport.exporter.probe.layers import (
     read_their_own,
     require_no_states,
     require_one_call_each,
+    require_said_types,
 )
 from snapexport.exporter.probe.locality import require_local
 from snapexport.exporter.probe.norms import norms_of
-from snapexport.exporter.probe.rope import rope_of
+from snapexport.exporter.probe.rope import require_said_ropes, rope_of
 from snapexport.exporter.quiet import quiet
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from snapexport.exporter.architectures.families import Family
+
+_OF_MEDIA = re.compile(r"(image|video|vision|audio|bo[iva]|eo[iva])\w*_(id|index)")
+"""Fields of a vision-language config that name such tokens."""
 
 _looked_at: dict[str, Decoder] = {}
 """{config as JSON: what was seen}: a process looks at each model once."""
@@ -72,6 +77,8 @@ def _look(
         require_one_call_each(model, recorded, names.layers)
         layers = layers_of(model, recorded, names.layers, position_limit(config))
         _require_alike(layers)
+        require_said_types(config, layers)
+        require_said_ropes(config, inside)
         require_local(inside, names.layers.removeprefix(f"{names.decoder}."))
         widest = max(layers, key=lambda layer: layer.key_dim)
         latent = is_latent(model)
@@ -88,7 +95,15 @@ def _look(
             interleaved_latents=latent and interleaves(model, names.decoder),
             expert_form=expert_form,
             layers_read_their_own=read_their_own(recorded, layers),
+            never_sampled=_tokens_of_media(whole, config.vocab_size) if whole else (),
         )
+
+
+def _tokens_of_media(whole: "PretrainedConfig", vocabulary: int) -> tuple[int, ...]:
+    """The tokens that stand for parts of an image, a video or a sound."""
+    fields = whole.to_dict().items()
+    found = {value for name, value in fields if _OF_MEDIA.fullmatch(name) and type(value) is int}
+    return tuple(sorted(token for token in found if 0 <= token < vocabulary))
 
 
 def _made(config: "PretrainedConfig", whole: "PretrainedConfig | None") -> Any:
@@ -126,11 +141,6 @@ def names_of(model: Any) -> Names:
 def _require_alike(layers: tuple[Layer, ...]) -> None:
     """Raise UserError for layers of a form that graphs don't have."""
     for index, layer in enumerate(layers):
-        if layer.cache_of != index:
-            raise UserError(
-                f"layer {index} reads the keys and values of layer {layer.cache_of}",
-                "only decoders whose layers have keys and values of their own can be built",
-            )
         if layer.chunk:
             raise UserError(
                 f"layer {index} attends to chunks of {layer.chunk} positions",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from snapexport.errors import UserError
-from snapexport.exporter.models import modeling_of
+from snapexport.exporter.models import hidden_states_of, modeling_of
 
 IMPLEMENTATION = "snapexport_probe"
 _FEW, MANY = 8, 300
@@ -164,7 +164,7 @@ def _run(model: Any, decoder: str, layers: str, tokens: int) -> None:
     masks = masks_replaced(modeling_of(model, decoder), functools.partial(Mask.made_by, tokens))
     try:
         with masks, torch.no_grad(), torch.device("meta"):
-            model.get_submodule(decoder)(input_ids=ids, position_ids=ids, use_cache=False)
+            hidden_states_of(model.get_submodule(decoder), ids, ids)
     except UserError:
         raise
     except Exception as error:

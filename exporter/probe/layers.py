@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.decoder import ExpertSizes, Layer
+from snapexport.exporter.architectures.fields import CORRECT
 from snapexport.exporter.probe.attention import (
     Call,
     Recorded,
@@ -114,6 +115,25 @@ def require_no_states(model: Any, layers: str) -> None:
                 f"layer {index} mixes positions outside of attention: a recurrent state ({state})",
                 "only decoders whose layers hold keys and values alone can be built",
             )
+
+
+def require_said_types(config: Any, layers: Sequence[Layer]) -> None:
+    """Raise UserError for a layer of another type than config.json says: the model ignores it."""
+    types, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    if not isinstance(types, list) or len(types) != len(layers):
+        return
+    for index, (said, layer) in enumerate(zip(types, layers, strict=True)):
+        slides = said == "sliding_attention" and not layer.window and (window or 0) < _limit(config)
+        if slides or (said == "chunked_attention" and not layer.chunk):
+            raise UserError(
+                f"layers of type '{said}' are not supported in a model_type "
+                f"'{config.model_type}': layer {index} attends to all positions",
+                CORRECT,
+            )
+
+
+def _limit(config: Any) -> int:
+    return int(config.max_position_embeddings)
 
 
 def _first_with(calls: Sequence[Call], call: Call) -> int:

@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 
 from snapexport.errors import UserError
 from snapexport.exporter.miniature import miniature
-from snapexport.exporter.models import modeling_of
+from snapexport.exporter.models import hidden_states_of, modeling_of
 from snapexport.exporter.probe.attention import MANY, masks_replaced
 
 _IMPLEMENTATION = "snapexport_probe_rows"
@@ -105,7 +105,7 @@ def _states(small: Any, layers: str) -> list[list[Tensor]]:
     for order, positions in ((ascending, ascending[None]), (mixed, mixed[None]), (ascending, None)):
         seen.clear()
         with masks_replaced(modeling_of(small, ""), lambda *_: None):
-            small(input_ids=tokens[:, order], position_ids=positions, use_cache=False)
+            hidden_states_of(small, tokens[:, order], positions)
         runs.append([states[..., order.argsort(), :] for states in seen])
     return runs
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from snapexport.errors import UserError
 from snapexport.exporter.architectures.decoder import Frequencies, Layer, Rope
 
 APPLY = "apply_rotary_pos_emb"
@@ -60,6 +61,20 @@ def _form(
         if all(_is_close(*pair) for pair in zip(found, expected, strict=True)):
             return form
     return None
+
+
+def require_said_ropes(config: Any, decoder: Any) -> None:
+    """Raise UserError for a RoPE for each type of layer in a model that has only one."""
+    ropes = (getattr(config, "rope_parameters", None) or {}).values()
+    module = getattr(decoder, "rotary_emb", None)
+    if module is None or not any(isinstance(rope, dict) for rope in ropes):
+        return
+    if "layer_type" not in inspect.signature(type(module).forward).parameters:
+        raise UserError(
+            "config.json gives a RoPE for each type of layer; a model_type "
+            f"'{config.model_type}' has only one",
+            "correct rope_parameters in config.json",
+        )
 
 
 def _cos_sin(module: Any, config: Any) -> tuple[Tensor, Tensor]:

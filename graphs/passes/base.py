@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from snapexport.contract.names import DOMAIN
+from snapexport.contract.names import DOMAIN, present_key
 from snapexport.graphs.functions import NAMES
 from snapexport.graphs.functions.function import Function
 from snapexport.graphs.markers import CACHE_ATTENTION
@@ -37,6 +37,11 @@ def has_sink(marker: gs.Node) -> bool:
     """Whether a cache marker has a learned sink as its last input."""
     others = 7 if marker.op == CACHE_ATTENTION else 3
     return not marker.attrs["latent"] and len(marker.inputs) > others
+
+
+def has_cache(graph: gs.Graph, layer: int) -> bool:
+    """Whether a layer has a cache of its own in the graph."""
+    return any(output.name == present_key(layer) for output in graph.outputs)
 
 
 def linear_layers(graph: gs.Graph) -> list[tuple[gs.Node, gs.Constant]]:

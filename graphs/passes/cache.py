@@ -8,7 +8,7 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
-from snapexport.graphs.passes.base import cut, fresh, int64s, node
+from snapexport.graphs.passes.base import cut, fresh, graph_output, int64s, node
 from snapexport.graphs.passes.storage import States, storage_of
 
 
@@ -64,6 +64,25 @@ def attend_with_cache(
     )
     graph.inputs.extend(past)
     graph.outputs.extend(present)
+
+
+def attend_to_cache_of(
+    graph: gs.Graph, source: int, marker: gs.Node, options: GraphOptions | None = None
+) -> None:
+    """Replace a traced attention by one over the cache that an earlier layer writes in this step.
+
+    The marker's own key and value are not read. options: as of that layer.
+    """
+    (query, _, _, *more), (out,) = cut(graph, marker)
+    writer = graph_output(graph, names.present_key(source)).inputs[0]
+    _, key, value, past, _, *place = writer.inputs[:7]
+    storage = storage_of(options.cache_dtype if options else None)
+    inputs = [storage.query(graph, source, query), key, value, *writer.outputs[1:], *place, *more]
+    attended = storage.attended(graph, source, States(query, key, value), out)
+    appends = writer.attrs["appends"]
+    attributes = attention_attributes(marker, past.shape[2] if appends else 0)
+    attributes |= {"appends": appends, "valid_only": writer.attrs["valid_only"]}
+    node(graph, CACHE_ATTENTION, inputs, [attended], domain=CACHE_DOMAIN, **attributes)
 
 
 def attention_attributes(marker: gs.Node, positions: int) -> dict[str, object]:

@@ -14,6 +14,7 @@ from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import (
     SurgeryError,
     call,
+    computed_range,
     fresh,
     graph_input,
     int64s,
@@ -21,7 +22,8 @@ from snapexport.graphs.passes.base import (
     node,
 )
 from snapexport.graphs.passes.batch_parallel import own_rows
-from snapexport.graphs.passes.cache import Place, attend_with_cache
+from snapexport.graphs.passes.cache import Place, attend_to_cache_of, attend_with_cache
+from snapexport.graphs.passes.chunks import chunk_mask, chunk_of, column_of
 from snapexport.graphs.passes.slot_positions import slot_positions_places
 
 
@@ -33,19 +35,27 @@ class DecodeCache:
     options: GraphOptions
 
     def apply(self, graph: gs.Graph) -> None:
-        compresses = self.geometry.compresses
-        places = self._places(graph)
+        compresses, shapes = self.geometry.compresses, self.geometry.shapes
+        places, masks = self._places(graph), dict[int, gs.Tensor]()
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            shape = self.geometry.layers[layer]
+            if (source := self.geometry.slots.source(layer)) != layer:
+                attend_to_cache_of(graph, source, marker, self._cache_options)
+                continue
+            shape = shapes[layer]
+            place, chunk = places[shape], chunk_of(marker, shape.cache_slots)
             if compresses:
-                _require_ring(layer, marker, shape)
+                _require_ring(layer, marker, shape, self.geometry.L_max)
+            elif chunk:
+                if chunk not in masks:
+                    masks[chunk] = _full_mask(graph, chunk, shape.cache_slots)
+                place = Place(place.slot, masks[chunk])
             attend_with_cache(
                 graph,
                 layer,
                 marker,
                 shape.cache_slots,
-                places[shape],
-                appends=not compresses,
+                place,
+                appends=not compresses and not chunk,
                 options=self._cache_options,
             )
 
@@ -88,17 +98,38 @@ class DecodeCache:
         }
 
 
-def _require_ring(layer: int, marker: gs.Node, shape: LayerGeometry) -> None:
-    """Refuse a sliding-window layer whose cache is not a ring of that size: decode has no mask."""
-    window = int(marker.attrs["window"])
-    if window and (shape.L_sink, shape.L_recent, shape.K) != (0, window, 0):
-        raise SurgeryError(
-            f"layer {layer} has a window of {window} positions, its cache is {shape}"
-        )
+def _require_ring(layer: int, marker: gs.Node, shape: LayerGeometry, L_max: int) -> None:
+    """Refuse a layer with a window or chunks whose ring is not of that size: decode has no mask."""
+    window, chunk = int(marker.attrs["window"]), int(marker.attrs.get("chunk", 0))
+    size = window or min(chunk, L_max)
+    found = (shape.L_sink, shape.L_recent, shape.K, shape.chunk)
+    if size and found != (0, size, 0, chunk):
+        raise SurgeryError(f"layer {layer} sees {size} positions, its cache is {shape}")
+
+
+def _full_mask(graph: gs.Graph, chunk: int, slots: int) -> gs.Variable:
+    """The mask of a full cache, bool [B,1,q,T]."""
+    position_ids = graph_input(graph, names.POSITION_IDS)
+    (batch, tokens), columns = position_ids.shape, computed_range(graph, 0, slots)
+    shape = (batch, 1, tokens, slots)
+    return chunk_mask(graph, column_of(graph, position_ids), columns, chunk, shape)
 
 
 def _ring_slot(graph: gs.Graph, inputs: list[gs.Tensor], layer: LayerGeometry) -> Place:
+    if layer.chunk:
+        return _chunk_slot(graph, inputs[0], layer)
     place = Place(gs.Variable(fresh(graph, "slot")), gs.Variable(fresh(graph, "valid_length")))
     attributes = {"L_sink": layer.L_sink, "L_recent": layer.L_recent, "K": layer.K}
     call(graph, RING_SLOT, inputs, list(place), **attributes)
     return place
+
+
+def _chunk_slot(graph: gs.Graph, position_ids: gs.Tensor, layer: LayerGeometry) -> Place:
+    """The slot of a position is its offset in its chunk, and valid slots are those up to it."""
+    (position,) = node(graph, "Squeeze", [position_ids, int64s(graph, 1)])
+    (slot,) = node(graph, "Mod", [position, int64s(graph, layer.chunk)])
+    (valid,) = node(graph, "Add", [slot, int64s(graph, 1)])
+    if layer.L_recent < layer.chunk:
+        (slot,) = node(graph, "Mod", [slot, int64s(graph, layer.L_recent)])
+        (valid,) = node(graph, "Min", [valid, int64s(graph, layer.L_recent)])
+    return Place(slot, valid)

@@ -8,12 +8,14 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.errors import UserError
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
-from snapexport.graphs.passes.base import fresh, has_sink, markers, node
+from snapexport.graphs.passes.base import fresh, has_cache, has_sink, markers, node
 
 
 @dataclass(frozen=True)
 class DecodeQueries:
-    """Adds query.{l} [B,H,1,D] to a decode step's outputs. Runs after DecodeCache.
+    """Adds query.{l} [B,H,1,D] of each layer with a cache to a decode step's outputs.
+
+    Runs after DecodeCache.
 
     The queries are after RoPE and multiplied by attention's scale: query . key is the score that
     the softmax takes.
@@ -21,6 +23,8 @@ class DecodeQueries:
 
     def apply(self, graph: gs.Graph) -> None:
         for layer, marker in markers(graph, CACHE_DOMAIN, CACHE_ATTENTION):
+            if not has_cache(graph, layer):
+                continue
             if marker.attrs["softcap"] or has_sink(marker):
                 raise UserError(
                     "the hit rate is not supported for models with soft-capped attention or "

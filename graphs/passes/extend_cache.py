@@ -11,6 +11,7 @@ arXiv:2408.00167).
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -33,6 +34,7 @@ from snapexport.graphs.passes.base import (
     node,
 )
 from snapexport.graphs.passes.cache import attention_attributes, cache_like
+from snapexport.graphs.passes.chunks import chunk_mask, column_of
 from snapexport.graphs.passes.latents import EXPANDED, absorbed
 from snapexport.graphs.passes.storage import Chunk, Storage, storage_of
 
@@ -51,12 +53,17 @@ class ExtendCache:
         chunk = _Chunk(graph, self.geometry.vote.L_obs)
         storage = storage_of(self.options.cache_dtype)
         entries: dict[LayerGeometry, _Entries] = {}
+        states: dict[int, list[gs.Tensor]] = {}
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            shape = self.geometry.layers[layer]
+            if (source := self.geometry.slots.source(layer)) != layer:
+                _attend(graph, marker, states[source])
+                continue
+            shape = self.geometry.shapes[layer]
             held = self._slot_positions(graph, layer, marker, shape)
             if shape not in entries:
                 entries[shape] = _Entries(graph, chunk, shape, held)
-            self._extend(graph, layer, marker, held, entries[shape], chunk, storage)
+            of_shape = entries[shape]
+            states[layer] = self._extend(graph, layer, marker, held, of_shape, chunk, storage)
 
     def _slot_positions(
         self, graph: gs.Graph, layer: int, marker: gs.Node, shape: LayerGeometry
@@ -76,26 +83,36 @@ class ExtendCache:
         entries: "_Entries",
         chunk: "_Chunk",
         storage: Storage,
-    ) -> None:
-        shape, scores = self.geometry.layers[layer], Scores.of(marker)
-        attributes = attention_attributes(marker, entries.count)
-        (query, key, value, *more), (out,) = cut(graph, marker)
+    ) -> list[gs.Tensor]:
+        """Returns what attention reads: the chunk's key and value, all entries', and the place."""
+        shape, scores = self.geometry.shapes[layer], Scores.of(marker)
+        query, key, value, *more = marker.inputs
         rows = storage.rows(graph, layer, Chunk(key, value, chunk.length, entries.valid))
         pasts = _pasts(graph, layer, rows, shape.cache_slots)
         stored = [entries.of_cache(past, new) for past, new in zip(pasts, rows, strict=True)]
         whole = storage.read(graph, layer, stored, key.dtype)
-        inputs = [query, key, value, *whole, *entries.place, *more]
-        attributes |= {"appends": 1, "valid_only": 0}
-        node(graph, CACHE_ATTENTION, inputs, [out], domain=CACHE_DOMAIN, **attributes)
+        read, form = [key, value, *whole, *entries.place], marker.attrs["latent"]
+        if shape.chunk:
+            read[-1] = entries.chunk_mask
+        _attend(graph, marker, read)
         window = chunk.query_window(query)
-        if attributes["latent"] == EXPANDED:
+        if form == EXPANDED:
             window = absorbed(graph, window, more[0])
-        latent = bool(attributes["latent"])
-        ranks = sharing(graph, latent=latent)
-        states = PromptStates(window, whole[0], whole[1], entries.total, latent, ranks)
+        ranks = sharing(graph, latent=bool(form))
+        states = PromptStates(window, whole[0], whole[1], entries.total, bool(form), ranks)
         name = fresh(graph, "chosen")
         chosen = select(graph, self.geometry, layer, scores, states, name)
         _keep(graph, layer, shape, [*stored, entries.positions(held)], states, chunk, chosen)
+        return read
+
+
+def _attend(graph: gs.Graph, marker: gs.Node, read: list[gs.Tensor]) -> None:
+    """Replace a traced attention by one over entries, which hold the chunk's."""
+    attributes = attention_attributes(marker, read[2].shape[2])
+    attributes |= {"appends": int(read[-1].dtype != np.bool_), "valid_only": 0}
+    (query, _, _, *more), (out,) = cut(graph, marker)
+    inputs = [query, *read, *more]
+    node(graph, CACHE_ATTENTION, inputs, [out], domain=CACHE_DOMAIN, **attributes)
 
 
 def _keep(
@@ -202,7 +219,7 @@ class _Entries:
         self, graph: gs.Graph, chunk: _Chunk, shape: LayerGeometry, held: gs.Variable
     ) -> None:
         """held: slot_positions of one of the layers; all have as many entries in the same slots."""
-        self._graph, self._chunk = graph, chunk
+        self._graph, self._chunk, self._shape = graph, chunk, shape
         self._slots, self.count = shape.cache_slots, shape.cache_slots + chunk.tokens
         self._index = computed_range(graph, 0, self.count)
         self.valid = self._valid(held)
@@ -211,6 +228,17 @@ class _Entries:
         self.place = [self.valid, end]
         self._source = self._sources(shape)
         (self._is_entry,) = node(graph, "Less", [self._index, self.total])
+
+    @cached_property
+    def chunk_mask(self) -> gs.Tensor:
+        """Bool [1,1,C,N]: entries of a row's chunk. Those of a ring are positions in a row."""
+        graph, tokens = self._graph, self._chunk.tokens
+        (flat,) = node(graph, "Add", [self._chunk.first, computed_range(graph, 0, tokens)])
+        (rows,) = node(graph, "Unsqueeze", [flat, int64s(graph, 0)])
+        (gone,) = node(graph, "Sub", [self._chunk.first, self.valid])
+        (columns,) = node(graph, "Add", [self._index, gone])
+        shape = (1, 1, tokens, self.count)
+        return chunk_mask(graph, column_of(graph, rows), columns, self._shape.chunk, shape)
 
     def of_cache(self, past: gs.Tensor, rows: gs.Tensor) -> gs.Variable:
         """Past [1,Hkv,S,D] and rows [1,Hkv,C,D] -> entries [1,Hkv,N,D]."""

@@ -5,17 +5,28 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
+from snapexport.contract.slots import Slots
 from snapexport.graphs.functions.query_window import QUERY_WINDOW
 from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
-from snapexport.graphs.passes.base import call, fresh, graph_input, int64s, markers, node
-from snapexport.graphs.passes.cache import Place, attend_with_cache
+from snapexport.graphs.passes.base import call, fresh, graph_input, has_cache, int64s, markers, node
+from snapexport.graphs.passes.cache import Place, attend_to_cache_of, attend_with_cache
+from snapexport.graphs.passes.chunks import (
+    Span,
+    attend_in_chunks,
+    chunk_of,
+    write_before_chunks,
+)
 from snapexport.graphs.passes.latents import EXPANDED, absorbed
 
 
 @dataclass(frozen=True)
 class PrefillCache:
-    """Adds caches [1,Hkv,N,D] as inputs and outputs; the chunk is written at past_length."""
+    """Adds caches [1,Hkv,N,D] as inputs and outputs; the chunk is written at past_length.
 
+    slots: say which layers have a cache. positions: N.
+    """
+
+    slots: Slots
     positions: int
 
     def apply(self, graph: gs.Graph) -> None:
@@ -23,15 +34,27 @@ class PrefillCache:
         chunk = graph_input(graph, names.INPUT_IDS).shape[1]
         (valid_length,) = node(graph, "Add", [past_length, int64s(graph, chunk)])
         place = Place(past_length, valid_length)
+        spans: dict[int, Span] = {}
+        read: dict[int, list[gs.Tensor]] = {}
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            attend_with_cache(graph, layer, marker, self.positions, place, appends=True)
+            source, size = self.slots.source(layer), chunk_of(marker, self.positions)
+            if size and size not in spans:
+                spans[size] = Span.of(graph, past_length, chunk, self.positions, size)
+            if size and source == layer:
+                read[layer] = write_before_chunks(graph, layer, marker, self.positions, spans[size])
+            if size:
+                attend_in_chunks(graph, marker, read[source])
+            elif source != layer:
+                attend_to_cache_of(graph, source, marker)
+            else:
+                attend_with_cache(graph, layer, marker, self.positions, place, appends=True)
 
 
 @dataclass(frozen=True)
 class QueryWindows:
     """Adds query_window.{l} [1,H,W,D], the queries that vote, to a chunk's outputs.
 
-    Runs after PrefillCache.
+    Runs after PrefillCache. A layer that reads another's cache has no vote.
     """
 
     L_obs: int
@@ -39,7 +62,9 @@ class QueryWindows:
     def apply(self, graph: gs.Graph) -> None:
         chunk_length = graph_input(graph, names.CHUNK_LENGTH)
         for layer, marker in markers(graph, CACHE_DOMAIN, CACHE_ATTENTION):
-            graph.outputs.append(query_window(graph, layer, marker, chunk_length, self.L_obs))
+            if has_cache(graph, layer):
+                window = query_window(graph, layer, marker, chunk_length, self.L_obs)
+                graph.outputs.append(window)
 
 
 def query_window(

@@ -15,6 +15,7 @@ from snapexport.graphs.compression import PromptStates, Scores, compress_layer, 
 from snapexport.graphs.markers import ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, graph_input, int64s, markers, node
 from snapexport.graphs.passes.cache import attention_attributes, cache_like
+from snapexport.graphs.passes.chunks import attend_to_prompt_in_chunks, chunk_of
 from snapexport.graphs.passes.prefill_cache import query_window
 from snapexport.graphs.passes.storage import storage_of
 
@@ -28,12 +29,21 @@ class SingleShot:
 
     def apply(self, graph: gs.Graph) -> None:
         prompt_length, storage = self._rename_lengths(graph), storage_of(self.options.cache_dtype)
+        held: dict[int, tuple[gs.Tensor, gs.Tensor]] = {}
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            scores = Scores.of(marker)
+            scores, source = Scores.of(marker), self.geometry.slots.source(layer)
             attributes = attention_attributes(marker, self.geometry.L_max)
-            inputs, outputs = cut(graph, marker)
-            node(graph, PROMPT_ATTENTION, inputs, outputs, domain=CACHE_DOMAIN, **attributes)
-            attention, (_, key, value, *_) = graph.nodes[-1], inputs
+            chunk = chunk_of(marker, self.geometry.L_max)
+            (query, *own), outputs = cut(graph, marker)
+            key, value = held.setdefault(source, (own[0], own[1]))
+            inputs = [query, key, value, *own[2:]]
+            if chunk:
+                attend_to_prompt_in_chunks(graph, inputs, outputs[0], chunk, attributes)
+            else:
+                node(graph, PROMPT_ATTENTION, inputs, outputs, domain=CACHE_DOMAIN, **attributes)
+            attention = graph.nodes[-1]
+            if source != layer:
+                continue
             if self.geometry.compresses:
                 window = query_window(
                     graph, layer, attention, prompt_length, self.geometry.vote.L_obs

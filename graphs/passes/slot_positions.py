@@ -13,6 +13,7 @@ from snapexport.contract import names
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.graphs.passes.base import computed_range, fresh, graph_input, int64s, node
 from snapexport.graphs.passes.cache import Place
+from snapexport.graphs.passes.chunks import since_chunk
 
 
 def slot_positions_places(
@@ -46,7 +47,10 @@ def _visible(
     shape: LayerGeometry,
     mask: gs.Variable,
 ) -> None:
-    """A token at position i sees sinks and kept positions, and the ring's from i - R + 1 to i."""
+    """A token at position i sees sinks and kept positions, and the ring's from i - R + 1 to i.
+
+    Of a ring of chunks, it sees those of its own chunk.
+    """
     (row,) = node(graph, "Unsqueeze", [position_ids, int64s(graph, 1, 3)])
     (slot,) = node(graph, "Unsqueeze", [held, int64s(graph, 1, 2)])
     is_held = node(graph, "GreaterOrEqual", [slot, int64s(graph, 0)])
@@ -55,6 +59,8 @@ def _visible(
     is_recent = node(graph, "Greater", [slot, *before])
     in_window = node(graph, "Or", [*is_recent, _outside_ring(graph, shape)])
     present = node(graph, "And", [*is_held, *is_past])
+    if shape.chunk:
+        in_window = node(graph, "And", [*in_window, since_chunk(graph, row, slot, shape.chunk)])
     node(graph, "And", [*present, *in_window], [mask])
 
 

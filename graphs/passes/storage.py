@@ -55,6 +55,10 @@ class Storage:
         """Convert a decode step's states to the form that attention over such a cache reads."""
         return states
 
+    def query(self, graph: gs.Graph, layer: int, query: gs.Tensor) -> gs.Tensor:
+        """The same of queries alone, after `held` of the layer that writes the cache."""
+        return query
+
     def attended(self, graph: gs.Graph, layer: int, states: States, out: gs.Tensor) -> gs.Tensor:
         """A tensor for the output of attention over such a cache, and its conversion to `out`.
 
@@ -88,6 +92,9 @@ class Float16(Storage):
     def held(self, graph: gs.Graph, layer: int, states: States) -> States:
         return States(*(cast(graph, tensor, np.float16) for tensor in states))
 
+    def query(self, graph: gs.Graph, layer: int, query: gs.Tensor) -> gs.Tensor:
+        return cast(graph, query, np.float16)
+
     def attended(self, graph: gs.Graph, layer: int, states: States, out: gs.Tensor) -> gs.Tensor:
         half = gs.Variable(fresh(graph, "attended"))
         node(graph, "CastLike", [half, states.query], [out])
@@ -118,11 +125,16 @@ class Int8(Storage):
     def held(self, graph: gs.Graph, layer: int, states: States) -> States:
         key_scale = _passed_through(graph, names.past_key_scale(layer), states.key)
         value_scale = _passed_through(graph, names.past_value_scale(layer), states.value)
-        query = gs.Variable(fresh(graph, "scaled"), states.query.dtype, states.query.shape)
-        _scaled(graph, states.query, key_scale, query)
         return States(
-            query, _rows(graph, states.key, key_scale), _rows(graph, states.value, value_scale)
+            self.query(graph, layer, states.query),
+            _rows(graph, states.key, key_scale),
+            _rows(graph, states.value, value_scale),
         )
+
+    def query(self, graph: gs.Graph, layer: int, query: gs.Tensor) -> gs.Tensor:
+        scaled = gs.Variable(fresh(graph, "scaled"), query.dtype, query.shape)
+        _scaled(graph, query, graph_input(graph, names.past_key_scale(layer)), scaled)
+        return scaled
 
     def attended(self, graph: gs.Graph, layer: int, states: States, out: gs.Tensor) -> gs.Tensor:
         unscaled = gs.Variable(fresh(graph, "unscaled"))

@@ -6,7 +6,7 @@ operator appends that row to the rows before it, which overwrites the row with i
 
 The operator works in place if its cache outputs share the buffers of its cache inputs. Only outputs
 of the graph can share buffers: attended.{l}.key|value, which equal present.{l}.key|value. As inner
-tensors they would be copies of the whole cache.
+tensors they are copies of the valid cache slots; a layer that reads another's cache has such.
 """
 
 from dataclasses import dataclass
@@ -71,12 +71,16 @@ def _rewrite(graph: gs.Graph, marker: gs.Node, end: _End) -> None:
     layer, scale, softcap = (marker.attrs[name] for name in ("layer", "scale", "softcap"))
     sink = take_sink(marker)
     (query, *states, past_key, past_value, slot, _), (out, *present) = cut(graph, marker)
-    written(graph, [past_key, past_value], states, slot, present)
-    rows = [end.last_row(cache, new) for cache, new in zip(present, states, strict=True)]
-    again = [
-        cache_like(present[0], names.attended_key(layer), past_key.shape[2]),
-        cache_like(present[1], names.attended_value(layer), past_value.shape[2]),
-    ]
+    caches = written(graph, [past_key, past_value], states, slot, present)
+    rows = [end.last_row(cache, new) for cache, new in zip(caches, states, strict=True)]
+    if present:
+        again = [
+            cache_like(present[0], names.attended_key(layer), past_key.shape[2]),
+            cache_like(present[1], names.attended_value(layer), past_value.shape[2]),
+        ]
+        graph.outputs.extend(again)
+    else:
+        again = [gs.Variable(fresh(graph, "unused")) for _ in caches]
     attributes = {"scale": scale, "softcap": softcap}
     further = sink_inputs(graph, sink, query) if sink else []
     if past_key.dtype == np.int8:
@@ -90,7 +94,7 @@ def _rewrite(graph: gs.Graph, marker: gs.Node, end: _End) -> None:
         "GroupQueryAttention",
         [
             *(packed(graph, states) for states in (query, *rows)),
-            *present,
+            *caches,
             *end.lengths,
             *further,
         ],
@@ -100,7 +104,6 @@ def _rewrite(graph: gs.Graph, marker: gs.Node, end: _End) -> None:
         kv_num_heads=past_key.shape[1],
         **attributes,
     )
-    graph.outputs.extend(again)
     node(graph, "Reshape", [attended, int64s(graph, batch, 1, heads, past_value.shape[3])], [out])
 
 

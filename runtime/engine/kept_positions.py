@@ -30,7 +30,8 @@ def kept_of_layers(memory: Memory, buffers: Buffers, manifest: Manifest) -> list
     if not geometry.slots.head_groups:
         return kept
     kv_heads, *_ = manifest.model.kv_heads
-    layers = [np.full((kv_heads, widest.K), UNUSED, np.int64) for widest in geometry.widest]
+    widest = geometry.widest.values()
+    layers = [np.full((kv_heads, one.K), UNUSED, np.int64) for one in widest]
     for one, positions in zip(geometry.slots.caches, kept, strict=True):
         heads = range(kv_heads) if one.heads is None else one.heads
         layers[one.layer][list(heads), : positions.shape[1]] = positions

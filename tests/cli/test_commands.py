@@ -48,6 +48,7 @@ SLIDING = ["full_attention", "sliding_attention"]
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
+CONV = ["conv", "full_attention"]
 BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no such directory": (shutil.rmtree, "no such directory"),
     "no config": (lambda m: (m / "config.json").unlink(), "it has no config.json"),
@@ -94,10 +95,6 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
         edited(layer_types=["full_attention", "chunked_attention"]),
         "layers of type 'chunked_attention' are not supported in a model_type 'llama'",
     ),
-    "Ministral by another name": (
-        of_family("MistralForCausalLM", "mistral", sliding_window=64, layer_types=SLIDING),
-        "reads config.json as model_type 'ministral'",
-    ),
     "layers that slide over nothing": (
         of_family("Qwen2ForCausalLM", "qwen2", layer_types=SLIDING),
         "layers are of type 'sliding_attention', but sliding_window is None",
@@ -106,13 +103,13 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
         of_family("Gemma2ForCausalLM", "gemma2", use_bidirectional_attention=True),
         "attends in both directions",
     ),
-    "images too": (
-        of_family("Gemma3ForConditionalGeneration", "gemma3"),
-        "the architecture Gemma3ForConditionalGeneration of a model_type 'gemma3'",
+    "recurrent states": (
+        of_family("Lfm2ForCausalLM", "lfm2", num_hidden_layers=2, layer_types=CONV),
+        "layer 0 mixes positions outside of attention: a recurrent state",
     ),
-    "experts of an unknown family": (
-        of_family("MixtralForCausalLM", "mixtral"),
-        "the architecture MixtralForCausalLM of a model_type 'mixtral'",
+    "an encoder": (
+        of_family("BertForMaskedLM", "bert"),
+        "the architecture BertForMaskedLM of a model_type 'bert' is not supported",
     ),
     "RoPE by layer type": (
         edited(rope_parameters={"full_attention": ROPE}),

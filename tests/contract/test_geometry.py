@@ -44,6 +44,18 @@ def test_every_position_is_sink_ring_or_eligible(place: LayerGeometry, length: i
     assert len(window) + place.eligible(length) == length
 
 
+@given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 60))
+def test_valid_cache_slots_of_a_chunk_hold_its_newest_positions(
+    chunk: int, L_max: int, position: int
+) -> None:
+    place = LayerGeometry(0, min(chunk, L_max), 0, chunk=chunk)
+    written = simulated(place, position + 1)
+    seen = {written[slot] for slot in range(place.valid(position, 1))}
+    first = max(position - position % chunk, position - place.L_recent + 1)
+    assert seen == set(range(first, position + 1))
+    assert place.oldest_recent(position) == max(position - position % chunk, position - L_max)
+
+
 @given(st.integers(1, 200))
 def test_default_pool_kernel_keeps_a_lone_hit(K: int) -> None:
     P = default_pool_kernel(K)

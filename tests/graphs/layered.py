@@ -43,6 +43,7 @@ class Layer:
     key_dim: int = 16
     value_dim: int = 16
     window: int = 0
+    chunk: int = 0
     sinks: bool = False
     softcap: float = 0.0
     cache_of: int | None = None
@@ -98,6 +99,8 @@ class Layered:
         if any(self.source(layer) != layer for layer in range(count)):
             heads["cache_of"] = tuple(map(self.source, range(count)))
         limits = {"vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS}
+        if any(layer.chunk for layer in layers):
+            heads["attention_chunk_size"] = tuple(layer.chunk for layer in layers)
         windows = [one.window for one in layers]
         return model_facts(count, sliding_window=windows, **heads, **limits)
 
@@ -163,6 +166,7 @@ class _Trace:
         out = gs.Variable(fresh(self.graph, "attended"), self.dtype, shape)
         attributes = {"layer": index, "scale": one.scale, "window": one.window}
         attributes |= {"softcap": one.softcap, "latent": 0}
+        attributes |= {"chunk": one.chunk} if one.chunk else {}
         node(self.graph, ATTENTION, inputs, [out], domain=TRACE_DOMAIN, **attributes)
         flat = int64s(self.graph, self.rows, self.tokens, one.heads * one.value_dim)
         return self._op("MatMul", self._op("Reshape", out, flat), self._weight(f"{index}.o"))
@@ -193,7 +197,7 @@ class _Trace:
         return value
 
 
-WINDOW = 10
+WINDOW, CHUNK = 10, 11
 
 MODELS = {
     "gemma-4": Layered(
@@ -204,6 +208,19 @@ MODELS = {
             Layer(kv_heads=1, key_dim=32, value_dim=32),
         )
     ),
+    "gemma-4, shared caches": Layered(
+        (
+            Layer(window=WINDOW),
+            Layer(kv_heads=1, key_dim=32, value_dim=32),
+            Layer(window=WINDOW, cache_of=0),
+            Layer(kv_heads=1, key_dim=32, value_dim=32, cache_of=1),
+        )
+    ),
+    "a shared cache in the middle": Layered(
+        (Layer(), Layer(cache_of=0), Layer(heads=2, kv_heads=1, key_dim=24, sinks=True))
+    ),
+    "llama-4": Layered((Layer(chunk=CHUNK), Layer(), Layer(chunk=CHUNK, cache_of=0))),
+    "chunks longer than prompts": Layered((Layer(chunk=70, sinks=True), Layer())),
     "mimo": Layered(
         (
             Layer(key_dim=24),

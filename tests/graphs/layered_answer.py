@@ -81,6 +81,8 @@ class _Run:
         seen = (every <= row)[None]
         if one.window:
             seen = seen & (every > row - one.window)
+        if one.chunk:
+            seen = seen & (every >= row - row % one.chunk)
         if len(positions) > 1 or not self.geometry.compresses:
             return seen
         return seen & self._held(self.shapes[source], self.kept[source], every, row)

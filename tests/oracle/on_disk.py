@@ -20,8 +20,9 @@ import snapexport
 LIBRARIES = ("torch", "transformers", "numpy", "safetensors")
 ORACLE = ("drafts.py", "masked.py", "routing.py", "turns.py", "vote.py")
 IMPORTED = (
-    *("errors.py", "contract/geometry.py", "contract/slots.py", "contract/vote.py"),
+    *("errors.py", "contract/columns.py", "contract/geometry.py", "contract/slots.py"),
     *("contract/steps.py", "contract/layer_geometry.py", "contract/head_groups.py"),
+    "contract/vote.py",
     "plugins/reference.py",
 )
 """Of snapexport: the geometry, and the vote's options."""

@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 from snapexport.contract.targets import MEASURED_SHAPES
 from snapexport.graphs.compression import Scores
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
-from snapexport.graphs.passes.base import cut, int64s, node, written
+from snapexport.graphs.passes.base import cut, fresh, int64s, node, written
 from snapexport.graphs.targets.composed_attention import composed_attention, scaled
 from snapexport.graphs.targets.folded_rows import FoldedRows
 from snapexport.graphs.targets.sinks import SinkSlots, take_sink
@@ -50,6 +50,8 @@ def _with_cache(
     scores, window, sink = Scores.of(marker), int(marker.attrs["window"]), take_sink(marker)
     (query, *states, past_key, past_value, slot, valid), (out, *present) = cut(graph, marker)
     caches = written(graph, [past_key, past_value], states, slot, present)
+    if any(past_key is output for output in graph.outputs):
+        caches = [_read_again(graph, cache) for cache in caches]
     mask = masks.mask(valid, query.shape[2], past_key.shape[2], window)
     inputs = [query, *caches, mask]
     if sink is not None:
@@ -63,6 +65,18 @@ def _with_cache(
         node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
     else:
         _attend(graph, inputs, out, scores)
+
+
+def _read_again(graph: gs.Graph, cache: gs.Tensor) -> gs.Tensor:
+    """A cache that another layer has written, for one more attention to read.
+
+    The builder of TensorRT for RTX 1.7 crashes where two read an updated cache as it is. It removes
+    these reshapes, and both kernels read the cache in place.
+    """
+    batch, kv_heads, *others = cache.shape
+    flat = node(graph, "Reshape", [cache, int64s(graph, batch * kv_heads, *others)])
+    again = gs.Variable(fresh(graph, "read_again"), cache.dtype, cache.shape)
+    return node(graph, "Reshape", [*flat, int64s(graph, *cache.shape)], [again])[0]
 
 
 def _whole_prompt(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sinks: SinkSlots) -> None:
@@ -125,7 +139,7 @@ def _attend_beside_sink(
     """The same beside a sink [H], with the mask always given."""
     query, key, value, mask = inputs
     queries = scaled(graph, query, scores.scale)
-    if _is_fused(inputs, scores, sink):
+    if query.shape[0] == 1 and _is_fused(inputs, scores, sink):
         extended = sinks.extended(queries, key, value, mask, sink)
         wide = fused_by_kv_head(graph, extended, False)
         width = value.shape[3]

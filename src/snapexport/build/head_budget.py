@@ -92,8 +92,8 @@ class HeadBudget:
                 f"the model has {layers} layers with {heads}",
                 _ANOTHER,
             )
-        for layer, (row, window) in enumerate(zip(self.layers, model.sliding_window, strict=True)):
-            if bool(row) == bool(window):
+        for layer, (row, own) in enumerate(zip(self.layers, model.layers, strict=True)):
+            if bool(row) == bool(own.reach):
                 has = "has head budgets, and slides" if row else "has no head budgets"
                 raise UserError(f"layer {layer} {has}", _ANOTHER)
 

@@ -4,17 +4,18 @@ Resolves budgets, presets and defaults; `CacheGeometry` validates the result. Th
 its flags and their defaults from this class.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from snapexport.build.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
 from snapexport.contract.budgets import BUDGETS, default_pool_kernel, default_ring, topk_per_layer
-from snapexport.contract.columns import folded
 from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy, too_small
 from snapexport.contract.graph_options import GraphOptions, require_one_of
 from snapexport.contract.head_groups import MOST_GROUPS
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.manifest import QUANTIZATIONS, Quantization
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS
@@ -94,6 +95,7 @@ class BuildOptions:
     baseline: bool = False
     tensor_parallel: int = _advanced(1)
     link_weights: bool = _advanced(False)
+    longrope: bool = _advanced(False)
     overwrite: bool = False
     graph: GraphOptions = field(default_factory=GraphOptions)
 
@@ -188,10 +190,13 @@ class BuildOptions:
                 f"use --L-max {limit} or less: the model has not learned longer positions",
             )
         if self.policy == "full":
-            return CacheGeometry.full(self.L_max, model.num_hidden_layers, self.tokens_per_step)
-        if all(model.sliding_window):
-            return self._rings_alone(model)
-        geometry = self._compressed(model, template_tail)
+            layers, cache_of = model.num_hidden_layers, model.cache_of or ()
+            return CacheGeometry.full(self.L_max, layers, self.tokens_per_step, cache_of)
+        rings = [layer.ring(self.L_max) for layer in model.cached.values()]
+        exact = [ring for ring in rings if ring]
+        if len(exact) == len(rings):
+            return self._rings_alone(model, exact)
+        geometry = self._compressed(model, rings, template_tail)
         if geometry.vote.budget != "heads":
             return geometry
         if self.head_budget is not None:
@@ -204,35 +209,32 @@ class BuildOptions:
         most = _or(self.head_groups, DEFAULT_GROUPS)
         return with_head_groups(geometry, heads, model, most)
 
-    def _rings_alone(self, model: ModelFacts) -> CacheGeometry:
+    def _rings_alone(self, model: ModelFacts, rings: Sequence[LayerGeometry]) -> CacheGeometry:
         """All layers have windows: each has an exact ring, and no layer votes."""
+        sizes = [ring.L_recent for ring in rings]
         if given := self._given_cache_flags():
             raise UserError(
-                f"every layer of the model slides over its last {max(model.sliding_window)} "
+                f"every layer of the model slides over its last {max(sizes)} "
                 f"positions: {given[0]} has nothing to divide",
                 f"drop {given[0]}: a ring of that size is exact",
             )
-        layers, rings = model.num_hidden_layers, folded(model.sliding_window)
-        L_obs = min(DEFAULT_L_OBS, self.L_max, *model.sliding_window)
-        slots = Slots(layers, L_sink=0, L_recent=rings, K=0)
+        L_obs = min(DEFAULT_L_OBS, self.L_max, *sizes)
+        slots = Slots.of(rings, model.num_hidden_layers, model.cache_of or ())
         return CacheGeometry(
             self.policy, self.L_max, slots, Vote(L_obs), Steps(self.tokens_per_step)
         )
 
-    def _compressed(self, model: ModelFacts, template_tail: int) -> CacheGeometry:
+    def _compressed(
+        self, model: ModelFacts, rings: Sequence[LayerGeometry | None], template_tail: int
+    ) -> CacheGeometry:
+        """rings: the exact ones of layers that have such; the others vote."""
         L_sink = self._value("L_sink", DEFAULT_L_SINK)
         L_recent, K = self._ring_and_topk(L_sink)
-        windows = model.sliding_window
         budget = self._value("budget", "heads" if self.head_budget else "uniform")
         room = self.L_max - L_sink - L_recent
-        voted = iter(topk_per_layer(budget, K, windows.count(0), room))
-        slots = Slots(
-            model.num_hidden_layers,
-            # A ring of w cache slots is exact for a layer with a window of w positions.
-            L_sink=folded([0 if window else L_sink for window in windows]),
-            L_recent=folded([window or L_recent for window in windows]),
-            K=folded([0 if window else next(voted) for window in windows]),
-        )
+        voted = iter(topk_per_layer(budget, K, rings.count(None), room))
+        shapes = [ring or LayerGeometry(L_sink, L_recent, next(voted)) for ring in rings]
+        slots = Slots.of(shapes, model.num_hidden_layers, model.cache_of or ())
         vote = Vote(
             L_obs=self._value("L_obs", self._window(template_tail, L_recent)),
             pool_kernel=self._value("pool_kernel", default_pool_kernel(K)),

@@ -98,7 +98,9 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
         weights.require_linkable(checkpoint)
     if options.weights == "fp8":
         fp8.require_fp8(checkpoint)
-    decoder = decoders.load_decoder(checkpoint)
+    decoder = decoders.load_decoder(
+        checkpoint, longrope_for=options.L_max if options.longrope else None
+    )
     model = architectures.model_facts(decoder, checkpoint)
     texts = read_texts(with_tokenizer(checkpoint))
     geometry = options.geometry(model, template_tail(texts))

@@ -48,6 +48,8 @@ HELPS = OF_GRAPHS | {
     "and vocabulary, in a folder of its own",
     "link_weights": "hard-link the checkpoint's files instead of copying them; onnx, Polygraphy "
     "and whatever else reads weights by onnx refuse such a build",
+    "longrope": "for a RoPE of type longrope: choose one of its two sets of frequencies for all "
+    "sequences, the long one if L_max is above the length of training",
     "overwrite": "replace an existing build",
     "policy": "snapstream: sinks, ring and SnapKV's top-k; streaming: no top-k; sage: the last "
     "token votes alone, unpooled; snapkv: no sinks, causal softmax; full: keep all",

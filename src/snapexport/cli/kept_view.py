@@ -30,12 +30,12 @@ def kept_picture(
 ) -> list[Text]:
     """Lines to print. A darker column has more of its positions in the cache.
 
-    kept: for each layer the voted positions [Hkv, K], -1 where unused.
+    kept: for each layer with a cache the voted positions [Hkv, K], -1 where unused.
     """
     rows = [
         (_NAME.format(layer, head), place, positions[positions >= 0])
-        for layer, place in enumerate(geometry.widest)
-        for head, positions in enumerate(kept[layer])
+        for (layer, place), of_layer in zip(geometry.widest.items(), kept, strict=True)
+        for head, positions in enumerate(of_layer)
     ]
     lines = [_row(*row, prompt_length, width) for row in rows[:MOST_ROWS]]
     hidden = len(rows) - MOST_ROWS
@@ -54,8 +54,7 @@ def _row(name: str, place: LayerGeometry, kept: NDArray[np.int64], length: int, 
 
 def _regions(place: LayerGeometry, length: int) -> tuple[range, range]:
     """The prompt's positions after the sinks: the eligible ones, and the ring's."""
-    sinks_end = min(place.L_sink, length)
-    ring_start = max(sinks_end, length - place.L_recent)
+    sinks_end, ring_start = min(place.L_sink, length), place.oldest_recent(length)
     return range(sinks_end, ring_start), range(ring_start, length)
 
 

@@ -178,7 +178,8 @@ def _cache_line(geometry: CacheGeometry) -> str:
 def _parts(layer: LayerGeometry) -> str:
     """One layer's cache slots. A layer with a sliding window has only a ring."""
     if not (layer.L_sink or layer.K):
-        return f"a ring of {layer.cache_slots}"
+        what = f"chunks of {layer.chunk} in a ring" if layer.chunk else "a ring"
+        return f"{what} of {layer.cache_slots}"
     parts = f"{layer.L_sink} sinks + {layer.L_recent} recent + {layer.K} kept"
     if layer.spare:
         parts += f" + {layer.spare} spare"

@@ -66,6 +66,9 @@ LATENT = fact("latent attention", "latent", joined="for")
 KV_HEADS = fact("attention with KV heads", "latent", value=False, joined="for")
 OTHER_HEADS = fact("models whose layers have different heads", "uneven_heads", joined="for")
 WIDTHS = fact("keys and values of different widths", "unequal_widths", joined="for")
+IRREGULAR = fact(
+    "models with uneven heads, shared caches or chunked attention", "irregular", joined="for"
+)
 SHARED_CACHES = fact("models whose layers share caches", "shared_caches", joined="for")
 SHARED_SLOTS = flag("data_parallel_attention")
 NO_RANKS = fact("--tensor-parallel", "tensor_parallel", value=1, joined="without")
@@ -93,7 +96,7 @@ UNCUT = (
     fact("quantized checkpoints", "quantized", joined="for"),
     fact("models with attention sinks", "attention_sinks", joined="for"),
     fact("models with biases in their MLPs", "mlp_bias", joined="for"),
-    *(OTHER_HEADS, WIDTHS, SHARED_CACHES),
+    IRREGULAR,
 )
 
 _VOTES = {
@@ -257,7 +260,7 @@ BUILD_RULES: tuple[Rule, ...] = (
             "group": "max",
         }.items()
     ),
-    *(Rule(MTP, model, "", LEAVE_OUT) for model in (OTHER_HEADS, WIDTHS, SHARED_CACHES)),
+    Rule(MTP, IRREGULAR, "", LEAVE_OUT),
     Rule(
         AFTER_PROMPT,
         SINGLE_SHOT,

@@ -4,6 +4,7 @@ Does not know the files themselves.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import PurePosixPath
 
@@ -56,15 +57,17 @@ def _require_layers(manifest: Manifest) -> None:
             f"and {len(model.sliding_window)} have windows",
             REBUILD,
         )
+    if geometry.slots.cache_of != (model.cache_of or ()):
+        raise UserError("the manifest's geometry shares other caches than its model", REBUILD)
     for index, heads in enumerate(model.layers):
         _require_heads(model, index, heads)
-    for one, layer in zip(geometry.slots.caches, geometry.layers, strict=True):
-        window = model.sliding_window[one.layer]
-        ring = (layer.L_sink, layer.L_recent, layer.K)
-        if geometry.compresses and window and ring != (0, window, 0):
+    for cache, shape in zip(geometry.slots.caches, geometry.layers, strict=True):
+        heads, found = model.layer(cache.layer), replace(shape, spare=0)
+        ring = heads.ring(geometry.L_max) if geometry.compresses else None
+        if found != (ring or replace(found, chunk=0)):
             raise UserError(
-                f"the manifest's layer {one.layer} slides over {window} positions, and its cache "
-                f"has {ring[0]} + {ring[1]} + {ring[2]} slots",
+                f"the manifest's layer {cache.layer} slides over {heads.reach} "
+                f"positions, and its cache has {shape.L_sink} + {shape.L_recent} + {shape.K} slots",
                 REBUILD,
             )
     _require_head_groups(manifest)
@@ -81,6 +84,14 @@ def _require_heads(model: ModelFacts, index: int, heads: LayerHeads) -> None:
         _require_range("model.kv_lora_rank", model.kv_lora_rank, 1, heads.query_dim - 1)
         _require_range("model.num_key_value_heads", heads.kv_heads, 1, 1)
         _require_range("model.value_head_dim", sum(heads.widths), heads.query_dim, heads.query_dim)
+
+    source = model.layer(heads.cache_of)
+    if heads._replace(heads=source.heads, sinks=source.sinks) != source:
+        raise UserError(
+            f"the manifest's layer {index} reads the cache of layer {heads.cache_of}, whose heads "
+            "or window are others",
+            REBUILD,
+        )
 
 
 def _require_head_groups(manifest: Manifest) -> None:

@@ -79,12 +79,19 @@ class CacheGeometry:
         return self.slots.shapes(self.steps.spare if self.compresses else 0)
 
     @property
-    def widest(self) -> tuple[LayerGeometry, ...]:
-        """Of each layer of the model, the cache with the most slots."""
+    def shapes(self) -> dict[int, LayerGeometry]:
+        """The slots of each cache, by its number."""
+        return {
+            cache.cache: shape for cache, shape in zip(self.slots.caches, self.layers, strict=True)
+        }
+
+    @property
+    def widest(self) -> dict[int, LayerGeometry]:
+        """Of each layer that has caches of its own, the one with the most slots."""
         by_layer: dict[int, list[LayerGeometry]] = {}
         for cache, shape in zip(self.slots.caches, self.layers, strict=True):
             by_layer.setdefault(cache.layer, []).append(shape)
-        return tuple(max(shapes, key=lambda shape: shape.K) for shapes in by_layer.values())
+        return {layer: max(shapes, key=lambda shape: shape.K) for layer, shapes in by_layer.items()}
 
     def head_slots(self, kv_heads: Sequence[int]) -> int:
         """Cache slots of all KV heads of all layers. kv_heads: of each layer."""
@@ -140,14 +147,21 @@ class CacheGeometry:
         }
 
     @classmethod
-    def full(cls, L_max: int, num_layers: int, tokens_per_step: int = 1) -> "CacheGeometry":
+    def full(
+        cls,
+        L_max: int,
+        num_layers: int,
+        tokens_per_step: int = 1,
+        cache_of: tuple[int, ...] = (),
+    ) -> "CacheGeometry":
         """The uncompressed cache: every position is a sink."""
-        slots = Slots(num_layers, L_sink=L_max, L_recent=0, K=0)
+        slots = Slots(num_layers, L_sink=L_max, L_recent=0, K=0, cache_of=cache_of)
         return cls("full", L_max, slots, steps=Steps(tokens_per_step))
 
     def as_full(self) -> "CacheGeometry":
         """The uncompressed cache of the same model: the baseline."""
-        return CacheGeometry.full(self.L_max, self.slots.num_layers)
+        slots = self.slots
+        return CacheGeometry.full(self.L_max, slots.num_layers, cache_of=slots.cache_of)
 
 
 def too_small(capacities: Iterable[int], chunk: int, L_max: int) -> tuple[int, int] | None:

@@ -1,6 +1,6 @@
 """The object `geometry` of manifest.json: every value of a cache geometry by a flat key."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from pydantic import GetCoreSchemaHandler, GetPydanticSchema
@@ -21,8 +21,9 @@ _VOTE = Vote()
 class GeometryRecord:
     """A cache geometry, as a manifest has it.
 
-    num_layers: with head_groups the number of caches, of which L_sink, L_recent and K have a value
-    each. The other values are those of `CacheGeometry` and of its parts.
+    num_layers: the number of caches, of which L_sink, L_recent and K have a value each. Layers are
+    more with cache_of, and fewer with head_groups. The other values are those of `CacheGeometry`
+    and of its parts. A manifest has cache_of and chunk only where they are not the defaults.
     """
 
     policy: Policy
@@ -41,6 +42,8 @@ class GeometryRecord:
     vote_queries: str = _VOTE.vote_queries
     tokens_per_step: int = Steps().tokens_per_step
     head_groups: HeadGroups = ()
+    cache_of: tuple[int, ...] = ()
+    chunk: Column[int] = 0
 
     def geometry(self) -> CacheGeometry:
         """The geometry that the record describes. Raises UserError for invalid values."""
@@ -55,14 +58,20 @@ class GeometryRecord:
         values["num_layers"] = geometry.slots.num_caches
         return cls(geometry.policy, geometry.L_max, **values)
 
+    def fields(self) -> dict[str, Any]:
+        """The keys and values of the manifest."""
+        found = asdict(self)
+        absent = [name for name in ("cache_of", "chunk") if not found[name]]
+        return {name: value for name, value in found.items() if name not in absent}
+
     def _slots(self) -> Slots:
-        layers = len(self.head_groups) or self.num_layers
-        slots = Slots(layers, self.L_sink, self.L_recent, self.K, self.head_groups)
+        layers = len(self.head_groups or self.cache_of) or self.num_layers
+        columns = self.L_sink, self.L_recent, self.K, self.head_groups, self.cache_of, self.chunk
+        slots = Slots(layers, *columns)
         if slots.num_caches != self.num_layers:
             raise UserError(
-                f"the head groups need {slots.num_caches} caches, the geometry has "
-                f"{self.num_layers}",
-                "make them with --head-budget",
+                f"the layers need {slots.num_caches} caches, the geometry has {self.num_layers}",
+                "build it again",
             )
         return slots
 
@@ -76,7 +85,7 @@ def _schema(_: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         core_schema.no_info_after_validator_function(GeometryRecord.geometry, record),
         core_schema.is_instance_schema(CacheGeometry),
         serialization=core_schema.plain_serializer_function_ser_schema(
-            GeometryRecord.of, return_schema=record
+            lambda geometry: GeometryRecord.of(geometry).fields()
         ),
     )
 

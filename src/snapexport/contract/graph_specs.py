@@ -234,7 +234,7 @@ class GraphFacts:
         """Caches of a whole prompt. name_of: of keys and of values."""
         return {
             name(index): (self._dtype, (1, layer.kv_heads, self._capacity, width))
-            for index, layer in enumerate(self._model.layers)
+            for index, layer in self._model.cached.items()
             for name, width in zip(name_of, layer.widths, strict=True)
         }
 
@@ -278,7 +278,7 @@ class GraphFacts:
         W = self._geometry.vote.L_obs
         return {
             names.query_window(index): (self._dtype, (1, layer.heads, W, layer.query_dim))
-            for index, layer in enumerate(self._model.layers)
+            for index, layer in self._model.cached.items()
         }
 
     def queries(self) -> Specs:

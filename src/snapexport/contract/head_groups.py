@@ -17,9 +17,10 @@ MOST_GROUPS = 8
 
 
 class CacheHeads(NamedTuple):
-    """The KV heads of one cache. cache: its index, in the order of layers and their groups.
+    """The KV heads of one cache. cache: its number in the names of tensors, that of its layer.
 
-    layer: of the model. heads: ascending; None: all heads of the layer.
+    With head groups it is the index in the order of layers and their groups. layer: of the model.
+    heads: ascending; None: all heads of the layer.
     """
 
     cache: int

@@ -21,13 +21,15 @@ class LayerGeometry:
 
     spare: ring slots beyond L_recent, 2 * (q - 1) for steps of q tokens. Such a step writes q slots
     in a row, so it skips up to q - 1 at the ring's end. And it overwrites up to q - 1 positions
-    that its own first token still sees.
+    that its own first token still sees. chunk: a step sees positions from the last multiple of it
+    on, which a ring holds at its beginning; 0: also those before.
     """
 
     L_sink: int
     L_recent: int
     K: int
     spare: int = 0
+    chunk: int = 0
 
     @property
     def ring_slots(self) -> int:
@@ -51,11 +53,20 @@ class LayerGeometry:
         """The cache slot that prefill, and decode without spare slots, writes `position` to."""
         if position < self.L_sink or self.L_recent == 0:
             return position
+        if self.chunk and not self.spare:
+            position %= self.chunk
         return self.L_sink + (position - self.L_sink) % self.ring_slots
 
     def valid(self, position: int, prompt_length: int) -> int:
         """Number of valid cache slots of the token at `position`: the attended length V(p)."""
+        if self.chunk:
+            position %= self.chunk
         return min(position + 1, self.L_sink + self.L_recent) + self.kept(prompt_length)
+
+    def oldest_recent(self, prompt_length: int) -> int:
+        """The first position after the prompt's sinks that its ring holds, and a step sees."""
+        begun = prompt_length - prompt_length % self.chunk if self.chunk else 0
+        return max(min(self.L_sink, prompt_length), prompt_length - self.L_recent, begun)
 
     def source_positions(self, prompt_length: int) -> list[int]:
         """The position in each sink and ring slot after the compress step; -1 in an empty slot."""

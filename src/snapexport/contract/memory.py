@@ -123,7 +123,8 @@ def composed_attention(manifest: Manifest) -> dict[str, int]:
 def _composed(manifest: Manifest, graph: GraphEntry) -> Iterator[int]:
     """Bytes of the scores of each attention that is not fused."""
     for layer, batch, rows, slots in _attentions(manifest.model, graph):
-        if not _is_fused(manifest, layer, rows, slots):
+        beside_sinks = layer.sinks and batch > 1  # the sink's slot is made for one row of the batch
+        if beside_sinks or not _is_fused(manifest, layer, rows, slots):
             yield batch * layer.heads * rows * slots * _FP32
 
 

@@ -1,6 +1,6 @@
 """Facts of a checkpoint that builds and runtimes need."""
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     NonNegativeInt,
@@ -24,11 +24,14 @@ class ModelFacts(Strict):
     Facts of heads are one value for all layers, or one for each: `layer` gives those of a layer.
     value_head_dim: of values; None: head_dim, which is then the width of both. cache_of: the layer
     whose cache each layer reads, its own or an earlier one's; None: each its own.
-    sliding_window: each layer's window in positions; 0: none. kv_lora_rank: 0 unless attention is
+    sliding_window: each layer's window in positions; 0: none. attention_chunk_size: of each layer,
+    which attends to the positions from the last multiple of it on; 0: to all; None: all layers do.
+    kv_lora_rank: 0 unless attention is
     latent (MLA). Then a cache holds one KV head, `.key` the latents, `.value` their RoPE part,
     head_dim is the width of both, and qk_nope_head_dim and v_head_dim are not 0.
     attention_sinks: whether each head has a learned score beside those of the keys (gpt-oss).
-    num_experts: of a layer with experts (MoE); 0: none.
+    num_experts: of a layer with experts (MoE); 0: none. longrope: which of RoPE's two sets of
+    frequencies holds for every sequence; None: there is one.
     """
 
     architecture: Word
@@ -43,10 +46,12 @@ class ModelFacts(Strict):
     vocab_size: PositiveInt
     max_position_embeddings: PositiveInt
     sliding_window: list[NonNegativeInt]
+    attention_chunk_size: tuple[NonNegativeInt, ...] | None = None
     attention_sinks: bool | tuple[bool, ...]
     cache_of: tuple[NonNegativeInt, ...] | None = None
     num_experts: NonNegativeInt
     eos_token_id: list[int]
+    longrope: Literal["long", "short"] | None = None
 
     @model_validator(mode="after")
     def _has_values_of_each_layer(self) -> Self:
@@ -72,6 +77,7 @@ class ModelFacts(Strict):
             value_dim=values - latent,
             sinks=value_at(self.attention_sinks, index),
             window=self.sliding_window[index],
+            chunk=self.attention_chunk_size[index] if self.attention_chunk_size else 0,
             cache_of=self.cache_of[index] if self.cache_of else index,
         )
 
@@ -81,6 +87,11 @@ class ModelFacts(Strict):
         return tuple(map(self.layer, range(self.num_hidden_layers)))
 
     @property
+    def cached(self) -> dict[int, LayerHeads]:
+        """The heads of each layer that has a cache of its own."""
+        return {n: layer for n, layer in enumerate(self.layers) if layer.cache_of == n}
+
+    @property
     def kv_heads(self) -> tuple[int, ...]:
         """KV heads of each layer."""
         return tuple(layer.kv_heads for layer in self.layers)
@@ -88,21 +99,20 @@ class ModelFacts(Strict):
     @property
     def position_values(self) -> int:
         """Numbers that all caches hold for one position."""
-        layers = enumerate(self.layers)
-        return sum(one.position_values for index, one in layers if one.cache_of == index)
+        return sum(layer.position_values for layer in self.cached.values())
 
     @property
     def features(self) -> dict[str, bool]:
         """What the table of exclusions asks about a model."""
         layers, latent = self.layers, self.latent is not None
-        return {
-            "latent": latent,
-            "uneven_heads": len({(layer.heads, layer.kv_heads, *layer.widths) for layer in layers})
-            > 1,
-            "unequal_widths": not latent
-            and any(layer.key_dim != layer.value_dim for layer in layers),
-            "shared_caches": any(one.cache_of != index for index, one in enumerate(layers)),
+        kinds = {(layer.heads, layer.kv_heads, *layer.widths) for layer in layers}
+        differ = {
+            "uneven_heads": len(kinds) > 1,
+            "unequal_widths": not latent and any(len({*layer.widths}) > 1 for layer in layers),
+            "shared_caches": len(self.cached) < len(layers),
         }
+        chunked = any(layer.chunk for layer in layers)
+        return differ | {"latent": latent, "irregular": chunked or any(differ.values())}
 
     @property
     def latent(self) -> LatentSizes | None:

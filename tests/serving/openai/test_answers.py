@@ -54,7 +54,8 @@ def test_streamed_completion_joins_to_the_runtimes_text(
 ) -> None:
     chunks = list(client.completions.create(prompt=PROMPT, stream=True, **OPTIONS))
     assert "".join(chunk.choices[0].text for chunk in chunks) == alone(served).text
-    assert [chunk.choices[0].finish_reason for chunk in chunks[-2:]] == [None, "length"]
+    *earlier, last = [chunk.choices[0].finish_reason for chunk in chunks]
+    assert last == "length" and not any(earlier)  # a slow client gets several tokens in one chunk
     assert {(chunk.id, chunk.object, chunk.usage) for chunk in chunks} == {
         (chunks[0].id, "text_completion", None)
     }

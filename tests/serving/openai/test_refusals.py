@@ -65,7 +65,7 @@ def complete(client: openai.OpenAI, **options: Any) -> None:
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
             "messages.0.content",
-            "a part of content must be",
+            "of type 'image_url' is not supported: the model reads text alone",
         ),
         ({"messages": [{"role": "user", "content": "a" * 300}]}, "messages", "takes 200"),
         (

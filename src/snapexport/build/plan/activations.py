@@ -46,7 +46,7 @@ class Activations:
         if self._forms_scores:
             copies = _COMPOSED_COPIES if self._is_composed else 1
             taken += copies * self._scores(self.chunk, slots)
-        taken += self._expanded_latents() + self._dequantized()
+        taken += self._expanded_latents() + self._chunked() + self._dequantized()
         if self._is_masked:
             taken += self.chunk * slots  # bool [1,1,C,T], shared by the layers
         if self._target.fused_shapes and not self._single_shot:
@@ -101,9 +101,10 @@ class Activations:
 
     @property
     def _is_composed(self) -> bool:
-        """No target has a fused kernel for soft-capped scores, sinks in fp32, or latents."""
-        facts = self.model.facts
-        return self.model.softcapped or self._has_sinks or facts.latent is not None
+        """No target has a fused kernel for soft-capped scores, sinks in fp32, or two widths."""
+        features = self.model.facts.features
+        has_two_widths = features["latent"] or features["unequal_widths"]
+        return self.model.softcapped or self._has_sinks or has_two_widths
 
     @property
     def _has_sinks(self) -> bool:
@@ -119,8 +120,30 @@ class Activations:
             # The compiled ones have no fused kernel in a model with experts.
             and not (target.fused_shapes and model.facts.num_experts)
             and model.facts.latent is None
+            and not model.facts.features["unequal_widths"]
+            and not self._is_too_wide
         )
         return model.softcapped or not is_fused
+
+    @property
+    def _is_too_wide(self) -> bool:
+        """Whether a fused kernel takes no heads as wide as those of some layer."""
+        shapes = self._target.fused_shapes
+        widest = max(layer.widest for layer in self.model.facts.layers)
+        return shapes is not None and widest > shapes.largest_head_dim
+
+    def _chunked(self) -> int:
+        """Bytes of the part of a cache that a layer with chunked attention reads, and its scores.
+
+        They are formed in ONNX Runtime, whose fused operator takes no mask.
+        """
+        sizes = [layer.chunk for layer in self.model.facts.layers if layer.chunk]
+        if not sizes:
+            return 0
+        span = min(self.geometry.L_max, max(sizes) + self.chunk)
+        forms_more = not self._forms_scores and not self._target.fused_shapes
+        scores = self._scores(self.chunk, span) if forms_more else 0
+        return span * self._position(self._working) + scores
 
     @property
     def _is_masked(self) -> bool:

@@ -97,18 +97,20 @@ class PlannedModel:
         return self.facts.vocab_size * self.hidden_size
 
 
-def read_model(model: str, *, mtp: bool = False) -> PlannedModel:
+def read_model(model: str, *, mtp: bool = False, longrope_for: int | None = None) -> PlannedModel:
     """Read a checkpoint directory or Hub id. Raises UserError for models that `build` refuses.
 
-    mtp: with the layer for multi-token prediction, which comes after the last one.
+    mtp: with the layer for multi-token prediction, which comes after the last one. longrope_for: as
+    `load_decoder` takes it.
     """
     path = hub.resolve(model)
-    checkpoint = _of_config(path) if _has_config_alone(path) else open_checkpoint(path)
+    alone = _has_config_alone(path)
+    checkpoint = _of_config(path, longrope_for) if alone else open_checkpoint(path)
     with needs_extra("build"):
         from snapexport.exporter import architectures, conversion, decoders
         from snapexport.exporter.quantized import read_quantization
 
-        decoder = decoders.load_decoder(checkpoint)
+        decoder = decoders.load_decoder(checkpoint, longrope_for=longrope_for)
         if mtp:
             _require_mtp(checkpoint, decoder)
         stored, checkpoint = checkpoint, conversion.by_model_names(checkpoint, decoder)
@@ -167,13 +169,13 @@ def _has_config_alone(path: Path) -> bool:
     return not any(file for end in _WEIGHTS for file in path.glob(f"*{end}*"))
 
 
-def _of_config(directory: Path) -> Checkpoint:
+def _of_config(directory: Path, longrope_for: int | None) -> Checkpoint:
     """A config.json alone, with the shapes that transformers gives its parameters."""
     with needs_extra("build"):
         from snapexport.exporter import decoders, shapes
 
     checkpoint = Checkpoint.of_configs(directory, {})
-    decoder = decoders.load_decoder(checkpoint)
+    decoder = decoders.load_decoder(checkpoint, longrope_for=longrope_for)
     tensors = {
         name: TensorSpan(directory, 0, 2 * prod(shape), "BF16", shape)
         for name, shape in shapes.parameters(decoder).items()

@@ -26,7 +26,11 @@ class Plan:
 
 def make_plan(request: PlanRequest) -> Plan:
     """Read the checkpoint's headers and decide. Raises UserError."""
-    model = read_model(request["model"], mtp=bool(request["mtp"]))
+    model = read_model(
+        request["model"],
+        mtp=bool(request["mtp"]),
+        longrope_for=request["L_max"] if request["longrope"] else None,
+    )
     _with_dtype(request, model).build_options()  # flags that contradict each other
     return plan_for(request, model)
 

@@ -150,6 +150,6 @@ def _drops_nothing(manifest: Manifest, feed: Feed, output: str) -> bool:
 
     The ring of a layer that slides always holds what the layer attends to.
     """
-    layers = zip(manifest.geometry.widest, manifest.model.sliding_window, strict=True)
-    held = [place.L_sink + place.L_recent for place, window in layers if not window]
+    places, layers = manifest.geometry.widest.items(), manifest.model.layers
+    held = [place.L_sink + place.L_recent for index, place in places if not layers[index].reach]
     return output != DECODE_LOGITS or all(feed[INPUT_IDS].shape[1] <= slots for slots in held)

@@ -127,8 +127,9 @@ def _own_model(build: Build) -> Any:
 
 
 def _matching_decoder(build: Build, checkpoint: Checkpoint) -> Decoder:
-    decoder = decoders.load_decoder(checkpoint)
     built = build.manifest.model
+    length = build.manifest.geometry.L_max if built.longrope else None
+    decoder = decoders.load_decoder(checkpoint, longrope_for=length)
     _require_same(checkpoint, "architecture", decoder.family.name, built.architecture)
     facts = architectures.model_facts(decoder, checkpoint)
     for name in _SAME:

@@ -77,7 +77,7 @@ class LayerCosts:
 
     key, value: bytes of a position in prefill. slot: bytes of key and value of a cache slot in
     decode. fixed: further bytes of a request's cache (scales). pair: operations for a query token
-    and an attended position: query . key, and weight * value. window: 0: none.
+    and an attended position: query . key, and weight * value. window, chunk: 0: none.
     """
 
     geometry: LayerGeometry
@@ -87,14 +87,20 @@ class LayerCosts:
     pair: int
     window: int
     fixed: int = 0
+    chunk: int = 0
 
     def attended(self, position: int, prompt_length: int) -> int:
         """Cache slots that a decoded token attends to."""
         valid = self.geometry.valid(position, prompt_length)
+        if self.chunk:
+            return min(valid, position % self.chunk + 1)
         return min(valid, self.window) if self.window else valid
 
     def pairs(self, length: int) -> int:
-        """(query, attended position) pairs of a prompt, within the window."""
+        """(query, attended position) pairs of a prompt, within the window, or the chunks."""
+        if self.chunk:
+            chunks, rest = divmod(length, self.chunk)
+            return chunks * self.chunk * (self.chunk + 1) // 2 + rest * (rest + 1) // 2
         whole = min(length, self.window) if self.window else length
         return whole * (whole + 1) // 2 + (length - whole) * whole
 
@@ -167,7 +173,7 @@ def _layer(
         fixed = sum(_position_bytes(spec, heads, spec.dtype) for spec in of_scales)
     layer = manifest.model.layer(cache.layer)
     pair = 2 * layer.group * heads * sum(layer.widths)
-    return LayerCosts(geometry, key, value, slot, pair, layer.window, fixed)
+    return LayerCosts(geometry, key, value, slot, pair, layer.window, fixed, layer.chunk)
 
 
 def _position_bytes(spec: TensorSpec, heads: int, dtype: str) -> int:

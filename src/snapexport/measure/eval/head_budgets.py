@@ -15,6 +15,7 @@ from polygraphy.logger import G_LOGGER
 from snapexport.build.head_budget import HeadBudget
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
+from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
 from snapexport.measure.accuracy.graph_runner import GraphRunner
 
@@ -39,6 +40,7 @@ def require_votes(build: Build) -> None:
             "calibrate with a build of the same model without them",
         )
     build.require_run(command="calibrate")
+    require_compatible({"head_budget": True, **build.manifest.model.features})
     if set(build.manifest.model.kv_heads) == {1}:
         raise UserError(
             f"the layers of {build.directory} have one KV head each: there is nothing to share",

@@ -69,7 +69,10 @@ class HitRate:
 
 @dataclass(frozen=True)
 class Vote:
-    """The positions that one system kept of a prompt, by layer [Hkv, K], and its counts."""
+    """The positions that one system kept of a prompt, and its counts.
+
+    kept: for each layer with a cache [Hkv, K].
+    """
 
     geometry: CacheGeometry
     kept: list[Counts]
@@ -132,10 +135,10 @@ def _watch(
 
 
 def _count(vote: Vote, executor: Executor, length: int, step: int) -> None:
-    for layer, place in enumerate(vote.geometry.widest):
+    for (layer, place), kept in zip(vote.geometry.widest.items(), vote.kept, strict=True):
         if place.K:
             looked = _looked_at(executor, layer, length, step, place)
-            vote.rate.add(step, layer, _mask(vote.kept[layer], looked, place), looked)
+            vote.rate.add(step, layer, _mask(kept, looked, place), looked)
 
 
 def _looked_at(

@@ -177,7 +177,7 @@ def typical_layer(geometry: CacheGeometry, model: ModelFacts) -> LayerGeometry:
     layers = [
         layer
         for cache, heads, layer in zip(geometry.slots.caches, held, geometry.layers, strict=True)
-        for _ in range(0 if model.sliding_window[cache.layer] else heads)
+        for _ in range(0 if model.layer(cache.layer).reach else heads)
     ]
     if not layers:
         raise UserError(

@@ -87,30 +87,32 @@ Positions = NDArray[np.int64]
 def page_data(
     prompt: TokenizedPrompt, geometry: CacheGeometry, kept: Sequence[Positions]
 ) -> dict[str, Any]:
-    """For JSON. kept: for each layer the voted positions [Hkv, K], -1 where unused; none for a full
-    cache.
+    """For JSON. kept: for each layer with a cache the voted positions [Hkv, K], -1 where unused;
+    none for a full cache.
 
-    spans: uint32 [spans, 3], see TokenizedPrompt. bits: uint8 [layers, Hkv, ceil(tokens / 8)], the
-    first position in the lowest bit.
+    spans: uint32 [spans, 3], see TokenizedPrompt. heads: the most of a layer. bits: uint8 [layers,
+    heads, ceil(tokens / 8)], the first position in the lowest bit.
     """
     length = len(prompt.offsets)
+    layers = zip(geometry.widest.values(), kept, strict=True) if kept else ()
     return {
         "text": prompt.text,
         "tokens": length,
         "bare": prompt.bare(),
         "spans": packed(prompt.spans()),
-        "heads": len(kept[0]) if kept else 0,
-        "layers": [layer_regions(place, length) for place in geometry.widest] if kept else [],
+        "heads": max(map(len, kept), default=0),
+        "layers": [
+            layer_regions(place, length) | {"heads": len(of_layer)} for place, of_layer in layers
+        ],
         "bits": packed(kept_bits(kept, length)),
     }
 
 
 def layer_regions(place: LayerGeometry, length: int) -> dict[str, int]:
     """Positions below `sinks` are sinks, those from `ring` on are in the ring."""
-    sinks = min(place.L_sink, length)
     return {
-        "sinks": sinks,
-        "ring": max(sinks, length - place.L_recent),
+        "sinks": min(place.L_sink, length),
+        "ring": place.oldest_recent(length),
         "slots": place.cache_slots,
         "K": place.K,
         "kept": place.kept(length),
@@ -118,8 +120,8 @@ def layer_regions(place: LayerGeometry, length: int) -> dict[str, int]:
 
 
 def kept_bits(kept: Sequence[Positions], length: int) -> NDArray[np.uint8]:
-    """[layers, Hkv, ceil(length / 8)]: a bit for each position."""
-    heads = len(kept[0]) if kept else 0
+    """[layers, heads, ceil(length / 8)]: a bit for each position. heads: the most of a layer."""
+    heads = max(map(len, kept), default=0)
     bits = np.zeros((len(kept), heads, -(-length // 8)), np.uint8)
     for layer, positions in enumerate(kept):
         for head, row in enumerate(positions):

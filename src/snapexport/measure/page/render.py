@@ -19,7 +19,7 @@ _NOT_IN_HTML = re.compile("[<\x7f-\x9f\u2028\u2029\ufdd0-\ufdef\ufeff\ufffe\ufff
 def render(
     title: str, prompt: TokenizedPrompt, geometry: CacheGeometry, kept: Sequence[Positions]
 ) -> str:
-    """The whole page. kept: for each layer [Hkv, K], -1 where unused; none for a full cache."""
+    """The whole page. kept: as in `page_data`."""
     length = len(prompt.offsets)
     parts = {
         "title": html.escape(title),
@@ -47,7 +47,7 @@ def _verdict(geometry: CacheGeometry, length: int, compressed: bool) -> str:
     """How much of the prompt is kept, in a sentence."""
     if not compressed:
         return "The cache is the full one: every position is kept, by every head of every layer."
-    regions = [layer_regions(place, length) for place in geometry.widest]
+    regions = [layer_regions(place, length) for place in geometry.widest.values()]
     held = [region["sinks"] + length - region["ring"] + region["kept"] for region in regions]
     if min(held) == length:
         return f"All {length:,} positions are held: nothing was dropped."
@@ -58,15 +58,15 @@ def _verdict(geometry: CacheGeometry, length: int, compressed: bool) -> str:
 def _facts(geometry: CacheGeometry, length: int, kept: Sequence[Positions]) -> str:
     facts = {"prompt": f"{length:,} tokens", "policy": geometry.policy}
     if kept:
-        facts |= _cache_facts(geometry, length, len(kept[0]))
+        facts |= _cache_facts(geometry, length, _span(map(len, kept)))
     rows = (
         f"<div><dt>{name}</dt><dd>{html.escape(value)}</dd></div>" for name, value in facts.items()
     )
     return "\n".join(rows)
 
 
-def _cache_facts(geometry: CacheGeometry, length: int, heads: int) -> dict[str, str]:
-    layers = geometry.widest
+def _cache_facts(geometry: CacheGeometry, length: int, heads: str) -> dict[str, str]:
+    layers = geometry.widest.values()
     facts = {
         "layers × KV heads": f"{len(layers)} × {heads}",
         "cache slots of a layer": _span(place.cache_slots for place in layers),

@@ -63,8 +63,9 @@ def _joined(content: Any) -> Any:
     """A list of text parts as one text, each part on lines of its own."""
     if not isinstance(content, list):
         return content
-    if not all(map(_is_text_part, content)):
-        raise ValueError('a part of content must be {"type": "text", "text": "..."}')
+    for part in content:
+        if not _is_text_part(part):
+            raise ValueError(_why_no_text(part))
     return "\n".join(part["text"] for part in content)
 
 
@@ -72,6 +73,15 @@ def _is_text_part(part: Any) -> bool:
     if not isinstance(part, dict) or part.keys() != {"type", "text"}:
         return False
     return part["type"] == "text" and isinstance(part["text"], str)
+
+
+def _why_no_text(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind != "text":
+        return (
+            f"a part of content of type '{kind:.40}' is not supported: the model reads text alone"
+        )
+    return 'a part of content must be {"type": "text", "text": "..."}'
 
 
 class Message(Strict):

@@ -77,7 +77,7 @@ function showStripNote(token, event) {
   const to = clamp(token + data.tokens / box.width, data.tokens);
   const { sinks, ring } = data.layers[layer];
   const kept = Math.max(...layerCounts[layer].slice(from, to + 1));
-  const how = from < sinks ? "sink" : to >= ring ? "in the ring" : kept ? `kept by ${kept} of ${chosenHeads.length} heads` : "dropped";
+  const how = from < sinks ? "sink" : to >= ring ? "in the ring" : kept ? `kept by ${kept} of ${headsOf(layer)} heads` : "dropped";
   const text = shown(spanStart(spanOf(from)), Math.min(spanStart(spanOf(from)) + 60, data.text.length));
   const head = element("p", "", `layer ${layer}, token ${number(from)}: ${how}`);
   const note = get("note");

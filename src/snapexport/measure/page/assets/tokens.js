@@ -76,8 +76,11 @@ function countLayer(layer) {
 function count() {
   counts = new Uint16Array(data.tokens);
   for (const layer of chosenLayers) layerCounts[layer].forEach((n, token) => (counts[token] += n));
-  voters = chosenHeads.length * chosenLayers.filter((layer) => data.layers[layer].K).length;
+  voters = chosenLayers.reduce((sum, layer) => sum + (data.layers[layer].K ? headsOf(layer) : 0), 0);
 }
+
+/** How many of the chosen heads a layer has. */
+const headsOf = (layer) => chosenHeads.filter((head) => head < data.layers[layer].heads).length;
 
 const inSinks = (token) => chosenLayers.filter((layer) => token < data.layers[layer].sinks);
 const inRing = (token) => chosenLayers.filter((layer) => token >= data.layers[layer].ring);
