@@ -26,7 +26,7 @@ def load_decoder(
     family, found = require_readable(checkpoint), _config(checkpoint)
     if getattr(found, "is_encoder_decoder", False):
         raise UserError(
-            "the model is an encoder with a decoder (is_encoder_decoder in config.json)",
+            "the model is an encoder with a decoder",
             "use a checkpoint of a causal language model",
         )
     text = found.get_text_config(decoder=True)

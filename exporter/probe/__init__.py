@@ -114,7 +114,7 @@ def _made(config: "PretrainedConfig", whole: "PretrainedConfig | None") -> Any:
             if IMPLEMENTATION not in str(error):
                 raise
             raise UserError(
-                "the model computes attention in code of its own, not by transformers' interface",
+                "the model attends by code of its own, not by transformers' interface",
                 "only decoders that call transformers' attention interface can be built",
             ) from None
 

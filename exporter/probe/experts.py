@@ -30,8 +30,7 @@ def form_of_experts(model: nn.Module) -> ExpertForm | None:
             form = _form(module)
             if form is None:
                 raise UserError(
-                    f"the model's experts ({name}) compute something else than a gated SiLU, or "
-                    "lie in another way than stacks of gates and ups, and of downs",
+                    f"the model's experts ({name}) compute no gated SiLU, or don't lie in stacks",
                     "only experts with a gate, an up and a down matrix and SiLU can be built",
                 )
             found[name] = form

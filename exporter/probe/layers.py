@@ -92,7 +92,7 @@ def require_one_call_each(model: Any, recorded: Recorded, layers: str) -> None:
         what = f"layer {odd} attends {counts[odd]} times"
     else:
         part = in_place_of_attention(modules[odd])
-        what = f"layer {odd} doesn't call transformers' attention, but code of its own ({part})"
+        what = f"layer {odd} attends by code of its own ({part})"
     raise UserError(
         what, "only decoders each of whose layers calls transformers' attention once can be built"
     )
@@ -112,7 +112,7 @@ def require_no_states(model: Any, layers: str) -> None:
     for index, layer in enumerate(model.get_submodule(layers)):
         if state := _state(layer):
             raise UserError(
-                f"layer {index} mixes positions outside of attention: a recurrent state ({state})",
+                f"layer {index} mixes positions by a recurrent state ({state})",
                 "only decoders whose layers hold keys and values alone can be built",
             )
 

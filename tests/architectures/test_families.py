@@ -35,4 +35,6 @@ def test_family_agrees_with_transformers(
     of_kept = assert_agrees(case, (1, 25, 96))
     baseline = cases.built(case, "baseline-")
     of_full = assert_agrees_with_plain(baseline, name, (1, 65), f"{name} full cache")
+    model_type = next((kind for kind, held in HELD.items() if held == name), name)
+    record_property("type", model_type)
     record_property("difference", max(of_kept, of_full))

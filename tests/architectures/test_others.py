@@ -32,8 +32,10 @@ def test_model_type_is_refused_or_read_as_one_that_is_compared(
     try:
         load_decoder(Checkpoint.of_configs(tmp_path, {}))
     except UserError as error:
-        record_property("reason", error.message)
+        noted = "reason", error.message
     else:
         text = config.get_text_config(decoder=True).model_type
         assert text in COMPARED, "give it a tiny config in tests/oracle/families.py"
-        record_property("text", text)
+        noted = "text", text
+    record_property("type", model_type)
+    record_property(*noted)
