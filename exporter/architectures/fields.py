@@ -118,10 +118,14 @@ ROPE_NEEDS: Mapping[str, Iterable[str]] = {
 
 
 def require_ranges(fields: Mapping[str, Any], ranges: Mapping[str, Range] = FIELDS) -> None:
-    """Raise UserError, with the field's name, for a value outside of its range."""
+    """Raise UserError, with the field's name, for a value outside of its range.
+
+    A list has one for each layer, such as Gemma 3n's intermediate_size.
+    """
     for name, allowed in ranges.items():
         value = fields.get(name)
-        if value is not None and not allowed.holds(value):
+        values = value if isinstance(value, list) and value else [value]
+        if any(found is not None and not allowed.holds(found) for found in values):
             raise UserError(f"config.json: {name} is {value!r:.100}, not {allowed}", CORRECT)
 
 
@@ -220,6 +224,8 @@ def require_groups(config: Any) -> None:
     names = ("n_group", "topk_group", "n_routed_experts")
     groups, chosen, experts = (getattr(config, name, None) for name in names)
     if method == _GREEDY or not experts or not all(hasattr(config, name) for name in names):
+        return
+    if groups is None and chosen is None:
         return
     if groups is None or chosen is None or chosen > groups:
         raise UserError(f"config.json: topk_group {chosen} of n_group {groups} groups", CORRECT)

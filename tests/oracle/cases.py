@@ -52,6 +52,8 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_SLIDING_TYPES = ("mistral", "starcoder2")
+"""Model types whose window is every layer's, without a list of the layers' types."""
 _OF_GEOMETRY = ("L_obs", "pool_kernel", "tokens_per_step", *VOTE_FIELDS)
 
 
@@ -92,9 +94,14 @@ class Case:
     target: str = "onnxruntime"
 
     @cached_property
+    def windows(self) -> list[int]:
+        """Each layer's window; 0: none."""
+        return _windows(masked.load(checkpoint(self.checkpoint), masked.MASKED).config)
+
+    @cached_property
     def geometry(self) -> CacheGeometry:
         """The case's geometry, computed here independently of the builder."""
-        windows = _windows(masked.load(checkpoint(self.checkpoint), masked.MASKED).config)
+        windows = self.windows
         if self.policy == "full":
             return CacheGeometry.full(self.L_max, len(windows), self.tokens_per_step)
         sizes = [sorted(set(row)) for row in self.head_budget] or self._voted(windows)
@@ -132,7 +139,7 @@ def _windows(config: Any) -> list[int]:
     window = 0 if window >= config.max_position_embeddings else window
     types = getattr(config, "layer_types", None)
     if types is None:
-        return [window if config.model_type == "mistral" else 0] * config.num_hidden_layers
+        return [window if config.model_type in _SLIDING_TYPES else 0] * config.num_hidden_layers
     return [window if kind == "sliding_attention" else 0 for kind in types]
 
 
@@ -141,6 +148,8 @@ def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:
     options = asdict(case)
     del options["checkpoint"]
     unused = {"streaming": ("K", *VOTE_FIELDS), "full": CACHE_FIELDS}.get(case.policy, ())
+    if all(case.windows):
+        unused = CACHE_FIELDS
     if case.vote_queries == "repeat":
         unused = ("L_obs", "vote", "softmax", "group")
     options.update(dict.fromkeys(unused))

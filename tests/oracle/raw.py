@@ -56,7 +56,7 @@ class RawBuild:
         self.prefix = prefix
         self.manifest: dict[str, Any] = json.loads((directory / "manifest.json").read_text())
         self.layers: int = self.manifest["model"]["num_hidden_layers"]
-        self.kv_heads: int = self.manifest["model"]["num_key_value_heads"]
+        self.kv_heads: int | list[int] = self.manifest["model"]["num_key_value_heads"]
         groups = [] if prefix else self.manifest["geometry"]["head_groups"]
         self.caches: int = sum(map(len, groups)) or self.layers
         self.chunk: int = self.manifest["prefill_chunk"]
@@ -135,8 +135,9 @@ class RawBuild:
     def _compressed(
         self, length: int, out: dict[str, Array], states: dict[int, Array]
     ) -> Compressed:
-        none = np.zeros((1, self.kv_heads, 0), np.int64)
-        topk = [out.get(f"topk_positions.{i}", none)[0] for i in range(self.caches)]
+        same = [self.kv_heads] * self.caches if isinstance(self.kv_heads, int) else self.kv_heads
+        none = [np.zeros((1, heads, 0), np.int64) for heads in same]
+        topk = [out.get(f"topk_positions.{i}", none[i])[0] for i in range(self.caches)]
         return Compressed(length, present(out, self.caches), topk, states)
 
 
