@@ -44,14 +44,18 @@ def make_model(
         whole.text_config = config
         whole._attn_implementation = config._attn_implementation
         model = AutoModelForImageTextToText.from_config(whole, dtype=dtype, trust_remote_code=False)
-        # Text never passes through the other parts, and their weights are not built.
-        parts = [name for name, _ in model.model.named_children() if name != "language_model"]
-        for name in parts:
-            delattr(model.model, name)
+        leave_text(model)
     for module in model.modules():
         if hasattr(module, _WARNS_OF_PADS):  # it reads token ids, which a trace doesn't have
             setattr(module, _WARNS_OF_PADS, _do_nothing)
     return model
+
+
+def leave_text(model: Any) -> None:
+    """Drop what text never passes through, whose weights are not built."""
+    parts = [name for name, _ in model.model.named_children() if name != "language_model"]
+    for name in parts:
+        delattr(model.model, name)
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:

@@ -91,6 +91,7 @@ class BuildOptions:
     weights: Quantization | None = None
     target: Target = "onnxruntime"
     baseline: bool = False
+    verify: bool = False
     tensor_parallel: int = _advanced(1)
     link_weights: bool = _advanced(False)
     overwrite: bool = False

@@ -1,239 +1,24 @@
-"""Carries out a build: checkpoint -> traces -> weights -> graphs -> manifest, a function a stage.
+"""Carries out a build, whose directory appears complete or not at all.
 
-Imports torch and transformers. Checks all input before the first trace. Knows no operator of any
-target.
+Imports torch and transformers. Checks all input before the first trace.
 """
 
 import dataclasses
-import platform
-from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 
-import onnx
-import onnx_ir as ir
-import torch
-
-from snapexport.build.copied import read_texts
-from snapexport.build.graph_files import Traces, finished_graphs, write_graph
 from snapexport.build.options import BuildOptions
 from snapexport.build.progress import Progress
-from snapexport.build.ranks import place_ranks, write_ranks
+from snapexport.build.resolved import resolve
+from snapexport.build.selfcheck import verified
+from snapexport.build.stages import write_into
 from snapexport.build.staging import staged
-from snapexport.build.template_tail import template_tail
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.graph_kinds import GRAPH_KINDS, MTP, MTP_PREFILL, VERIFY
-from snapexport.contract.manifest import (
-    FORMAT_VERSION,
-    WEIGHTS,
-    GraphEntry,
-    GraphName,
-    Manifest,
-    TraceName,
-)
-from snapexport.contract.model_facts import ModelFacts
-from snapexport.exporter import (
-    architectures,
-    conversion,
-    derived,
-    fp8,
-    hub,
-    int4,
-    link,
-    mtp,
-    mtp_layer,
-    shapes,
-    trace,
-    weights,
-)
-from snapexport.exporter.batch import with_batch
-from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.link import Traced
-from snapexport.exporter.opening import open_checkpoint, with_tokenizer
-from snapexport.exporter.ranks import require_ranks
-from snapexport.files.dtypes import BY_FLAG
-from snapexport.graphs.recipe import Recipe
-
-_RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
-
-
-@dataclass(frozen=True)
-class ResolvedBuild:
-    """A build before its work begins: inputs read, defaults filled in.
-
-    texts: the files that are copied, by name.
-    """
-
-    options: BuildOptions
-    checkpoint: Checkpoint
-    texts: dict[str, bytes]
-    decoder: architectures.Decoder
-    model: ModelFacts
-    geometry: CacheGeometry
-    prefill_chunk: int
-    prefill_capacities: list[int]
 
 
 def write_build(options: BuildOptions, progress: Progress) -> Build:
-    """Carry out a build. Its directory appears complete or not at all. Raises UserError."""
+    """Carry out a build. Raises UserError."""
     progress.stage("reading the checkpoint")
     resolved = resolve(options)
     with staged(options.out, options.overwrite) as directory:
-        traces, placed = trace_model(resolved, directory, progress)
-        progress.stage("surgery")
-        graphs, segments = write_graphs(resolved, traces, directory)
-        kept = traces.write(directory) if options.baseline else {}
-        progress.stage("writing the manifest")
-        manifest_of(resolved, graphs, segments, kept, placed, directory).write(directory)
-        build = Build.open(directory)
+        record = verified(resolved, progress)
+        build = write_into(directory, resolved, progress, record)
     return dataclasses.replace(build, directory=options.out)
-
-
-def resolve(options: BuildOptions) -> ResolvedBuild:
-    """Read headers and configs. Raises UserError for a model or options that cannot be built."""
-    checkpoint = open_checkpoint(hub.resolve(options.model))
-    if options.link_weights:
-        weights.require_linkable(checkpoint)
-    if options.weights == "fp8":
-        fp8.require_fp8(checkpoint)
-    decoder = architectures.load_decoder(checkpoint)
-    model = architectures.model_facts(decoder, checkpoint)
-    texts = read_texts(with_tokenizer(checkpoint))
-    geometry = options.geometry(model, template_tail(texts))
-    options.graph.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
-    require_ranks(checkpoint, decoder, options.tensor_parallel)
-    batches = [*options.smaller_batches, options.batch]
-    options.graph.require_ranks(options.tensor_parallel, batches)
-    checkpoint = conversion.by_model_names(checkpoint, decoder)
-    shapes.require_tensors(checkpoint, decoder)
-    if options.graph.mtp:
-        mtp_layer.require_layer(checkpoint, decoder)
-    checkpoint = derived.with_derived(checkpoint, decoder)
-    chunk = options.chunk(geometry)
-    capacities = options.capacities(chunk)
-    return ResolvedBuild(options, checkpoint, texts, decoder, model, geometry, chunk, capacities)
-
-
-def trace_model(
-    resolved: ResolvedBuild, directory: Path, progress: Progress
-) -> tuple[Traces, weights.PlacedWeights]:
-    """Trace all graphs, place the weights in `directory`, and link the traces to them."""
-    options = resolved.options
-    traced = _traced(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
-    checkpoint, traced = _quantized(resolved, traced)
-    progress.stage("placing the weights")
-    if options.tensor_parallel > 1:
-        count, dtype_name = options.tensor_parallel, options.dtype
-        placed, traced = place_ranks(checkpoint, traced, count, dtype_name, directory, progress)
-    else:
-        placed = weights.place(
-            checkpoint,
-            {tensor for trace in traced.values() for tensor in trace.sources.values()},
-            options.dtype,
-            directory / WEIGHTS,
-            progress.written,
-            in_fp32=link.tensors_of(ir.DataType.FLOAT, traced.values()),
-            in_fp8=link.tensors_of(ir.DataType.FLOAT8E4M3FN, traced.values()),
-            link=options.link_weights,
-        )
-    progress.stage("tying the graphs to the weights")
-    return _linked(resolved, traced, placed), placed
-
-
-def _traced(
-    resolved: ResolvedBuild, dtype: torch.dtype, progress: Progress
-) -> dict[GraphName, Traced]:
-    """A trace of each kind of graph that the build has."""
-    decoder, chunk, states = resolved.decoder, resolved.prefill_chunk, resolved.options.graph.mtp
-    ranks = resolved.options.tensor_parallel
-    progress.stage("tracing prefill")
-    models = {"prefill": trace.trace_prefill(decoder, dtype, chunk, states, ranks)}
-    progress.stage("tracing decode")
-    parallel = resolved.options.graph.data_parallel_attention
-    models["decode"] = trace.trace_decode(decoder, dtype, states, 1, ranks, parallel)
-    if (tokens := resolved.geometry.steps.tokens_per_step) > 1:
-        progress.stage("tracing decode of several tokens")
-        models[VERIFY] = trace.trace_decode(decoder, dtype, states, tokens, ranks)
-    if states:
-        progress.stage("tracing multi-token prediction")
-        models[MTP] = mtp.trace_mtp(decoder, dtype)
-        models[MTP_PREFILL] = mtp.trace_mtp_prefill(decoder, dtype, chunk)
-    return {name: Traced.of(model, decoder) for name, model in models.items()}
-
-
-def _quantized(
-    resolved: ResolvedBuild, traced: dict[GraphName, Traced]
-) -> tuple[Checkpoint, dict[GraphName, Traced]]:
-    """The checkpoint and the traces as `--weights` changes them."""
-    checkpoint, options = resolved.checkpoint, resolved.options
-    if options.weights == "fp8":
-        return fp8.keep(traced, checkpoint, options.dtype)
-    if options.weights == "int4":
-        traced = {name: int4.marked(trace) for name, trace in traced.items()}
-    return checkpoint, traced
-
-
-def _linked(
-    resolved: ResolvedBuild, traced: dict[str, Traced], placed: weights.PlacedWeights
-) -> Traces:
-    """The traces, tied to the weights: decode's for each number of batch slots."""
-    whole, smaller = resolved.options.batch, resolved.options.smaller_batches
-    models: dict[str, onnx.ModelProto] = {}
-    for name, found in traced.items():
-        kind = GRAPH_KINDS[name]
-        batches = [whole] if kind.rows == "batch" else [0]
-        batches += smaller if kind.sized_by == "batch" else []
-        for batch in batches:
-            model = with_batch(found.model, batch) if batch else found.model
-            link.link(model, found.sources, placed.tensors)
-            models[name if batch in (0, whole) else f"{name}.{batch}"] = ir.to_proto(model)
-    return Traces(models, resolved.prefill_chunk)
-
-
-def write_graphs(
-    resolved: ResolvedBuild, traces: Traces, directory: Path
-) -> tuple[dict[GraphName, GraphEntry], dict[GraphName, list[GraphEntry]]]:
-    """Make the graphs by surgery, and write everything but the manifest: graphs and segments."""
-    for name, text in resolved.texts.items():
-        (directory / name).write_bytes(text)
-    options = resolved.options
-    graphs = finished_graphs(
-        traces,
-        Recipe(resolved.geometry, options.target, options.graph),
-        prefill_capacities=resolved.prefill_capacities,
-        baseline=options.baseline,
-    )
-    if options.tensor_parallel > 1:
-        return write_ranks(graphs, options.target, options.tensor_parallel, directory)
-    return {name: write_graph(name, model, directory) for name, model in graphs.items()}, {}
-
-
-def manifest_of(
-    resolved: ResolvedBuild,
-    graphs: dict[GraphName, GraphEntry],
-    segments: dict[GraphName, list[GraphEntry]],
-    traces: dict[TraceName, GraphEntry],
-    placed: weights.PlacedWeights,
-    directory: Path,
-) -> Manifest:
-    """The build's manifest."""
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        model=resolved.model,
-        geometry=resolved.geometry,
-        batch=resolved.options.batch,
-        prefill_chunk=resolved.prefill_chunk,
-        dtype=resolved.options.dtype,
-        quantization=resolved.options.weights,
-        target=resolved.options.target,
-        graph_options=resolved.options.graph,
-        graphs=graphs,
-        traces=traces,
-        tensor_parallel=resolved.options.tensor_parallel,
-        segments=segments,
-        weights=placed.describe(directory),
-        linked_weights=placed.linked,
-        engines={},
-        versions={"python": platform.python_version()} | {n: version(n) for n in _RECORDED},
-    )
