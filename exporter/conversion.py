@@ -6,7 +6,7 @@ itself, one target at a time, while it is read. No weight is read here.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,10 @@ from snapexport.exporter.derived.stack import Rows, Stack
 from snapexport.exporter.models import model_on_meta
 from snapexport.exporter.tensor_file import BLOCK, NUMPY_DTYPE, Calculated, Tensor, blocks
 from snapexport.files.dtypes import BY_SAFETENSORS
+from snapexport.files.safetensors import TensorSpan
+
+_Converter = tuple[str, WeightConverter]
+"""A pattern of names, and what converts the tensors that match it."""
 
 
 @dataclass
@@ -69,7 +73,7 @@ class Converted(Calculated):
 
     def blocks(self, multiple: int = 1, most: int = BLOCK) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks whose size is a multiple of `multiple`."""
-        read = {name: _as_torch(tensor, self.dtype) for name, tensor in self.collected.listed}
+        read = {name: as_torch(tensor, self.dtype) for name, tensor in self.collected.listed}
         with torch.no_grad():
             made = self.collected.converted(self.target, self.model, read)[self.name]
         made = made[0] if isinstance(made, list) else made
@@ -84,28 +88,43 @@ def by_model_names(checkpoint: Checkpoint, decoder: Decoder) -> Checkpoint:
     Tensors that the model doesn't have keep their names.
     """
     model = model_on_meta(decoder)
-    state, mapping = model.state_dict(), get_model_conversion_mapping(model)
-    renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
-    converters = [one for one in mapping if isinstance(one, WeightConverter)]
-    of_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
     tensors: dict[str, Tensor] = {}
     collected: dict[str, _Collected] = {}
-    for name in sorted(checkpoint.tensors, key=dot_natural_key):
-        tensor, prefix = checkpoint.tensors[name], model.base_model_prefix
-        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
-        if target not in state and name in state:
-            target, pattern = name, None
-        if target not in state:
-            tensors[name] = tensor
-        elif pattern is None:
+    for name, (target, converter) in _targets(checkpoint.tensors, model).items():
+        tensor = checkpoint.tensors[name]
+        if converter is None:
             _require_new(target, name, tensors)
             tensors[target] = tensor
         else:
-            found = collected.setdefault(target, _Collected(of_pattern[pattern]))
+            pattern, operations = converter
+            found = collected.setdefault(target, _Collected(operations))
             found.sources.setdefault(pattern, {})[name] = tensor
     for target, found in collected.items():
         tensors |= _converted(target, found, model)
     return replace(checkpoint, tensors=tensors)
+
+
+def targets(names: Iterable[str], decoder: Decoder) -> dict[str, str]:
+    """{name in a checkpoint: the parameter of the decoder's model that it becomes}."""
+    model = model_on_meta(decoder)
+    state, found = model.state_dict(), _targets(names, model)
+    return {name: target for name, (target, _) in found.items() if target in state}
+
+
+def _targets(names: Iterable[str], model: Any) -> dict[str, tuple[str, _Converter | None]]:
+    """The model's name of each tensor, or its own name where the model doesn't have it."""
+    state, mapping = model.state_dict(), get_model_conversion_mapping(model)
+    renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
+    converters = [one for one in mapping if isinstance(one, WeightConverter)]
+    of_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+    found: dict[str, tuple[str, _Converter | None]] = {}
+    for name in sorted(names, key=dot_natural_key):
+        prefix = model.base_model_prefix
+        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
+        if target not in state:
+            target, pattern = name, None
+        found[name] = target, (pattern, of_pattern[pattern]) if pattern else None
+    return found
 
 
 def _require_new(target: str, name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -146,12 +165,19 @@ def _stack(found: _Collected) -> Tensor | None:
     return Stack(parts) if alike else None
 
 
-def _as_torch(tensor: Tensor, dtype: str) -> torch.Tensor:
-    """The whole tensor."""
+def as_torch(tensor: Tensor, dtype: str = "") -> torch.Tensor:
+    """The whole tensor. dtype: as safetensors spells it; its own if empty."""
+    dtype = dtype or tensor.dtype
     read = [block.astype(NUMPY_DTYPE[dtype], copy=False) for block in blocks(tensor)]
     flat = np.concatenate(read) if read else np.empty(0, NUMPY_DTYPE[dtype])
     raw = torch.from_numpy(np.ascontiguousarray(flat).view(np.uint8).copy())
     return raw.view(_torch_dtype(dtype)).reshape(tensor.shape)
+
+
+def mapped(span: TensorSpan) -> torch.Tensor:
+    """A tensor whose memory is its file's. Writing to it leaves the file as it is."""
+    raw = np.memmap(span.file, np.uint8, "c", span.offset, shape=(span.nbytes,))
+    return torch.from_numpy(raw).view(_torch_dtype(span.dtype)).reshape(span.shape)
 
 
 def _as_numpy(tensor: torch.Tensor, dtype: str) -> NDArray[np.generic]:

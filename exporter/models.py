@@ -57,11 +57,15 @@ def _constructed(
     whole.text_config = config
     whole._attn_implementation = config._attn_implementation
     model = AutoModelForImageTextToText.from_config(whole, dtype=dtype, trust_remote_code=False)
-    # Text never passes through the other parts, and their weights are not built.
+    leave_text(model)
+    return model
+
+
+def leave_text(model: Any) -> None:
+    """Drop what text never passes through, whose weights are not built."""
     parts = [name for name, _ in model.model.named_children() if name != "language_model"]
     for name in parts:
         delattr(model.model, name)
-    return model
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:

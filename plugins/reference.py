@@ -92,12 +92,17 @@ def scores(p: "SelectProblem", query: "Tensor", key: "Tensor", length: int) -> "
 def complaint(
     p: "SelectProblem", scores: "Tensor", positions: "Tensor", length: int, tolerance: float
 ) -> str:
-    """The first fault of the kept positions int64 [Hkv,K], or an empty result.
+    """The first fault of the kept positions int64 [Hkv,K], or an empty result."""
+    return wrong_choice(scores, positions, eligible(p, length), tolerance)
 
-    Votes within `tolerance` (a share) of the last kept one may be ranked either way.
+
+def wrong_choice(scores: "Tensor", positions: "Tensor", span: range, tolerance: float) -> str:
+    """The first fault of the positions int64 [Hkv,K] that were kept of `span`, or an empty result.
+
+    scores [Hkv,n]: that rank them. Those within `tolerance` (a share) of the last kept one may be
+    ranked either way.
     """
-    span = eligible(p, length)
-    count = min(len(span), p.K)
+    count = min(len(span), positions.shape[1])
     if not bool((positions[:, count:] == -1).all()):
         return "unused slots are not -1"
     kept = positions[:, :count] - span.start

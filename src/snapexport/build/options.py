@@ -93,6 +93,7 @@ class BuildOptions:
     weights: Quantization | None = None
     target: Target = "onnxruntime"
     baseline: bool = False
+    verify: bool = False
     tensor_parallel: int = _advanced(1)
     link_weights: bool = _advanced(False)
     longrope: bool = _advanced(False)

@@ -50,6 +50,8 @@ HELPS = OF_GRAPHS | {
     "and whatever else reads weights by onnx refuse such a build",
     "longrope": "for a RoPE of type longrope: choose one of its two sets of frequencies for all "
     "sequences, the long one if L_max is above the length of training",
+    "verify": "compare a few of the checkpoint's layers with transformers before anything is "
+    "written; always done where no test of ours holds the model's family",
     "overwrite": "replace an existing build",
     "policy": "snapstream: sinks, ring and SnapKV's top-k; streaming: no top-k; sage: the last "
     "token votes alone, unpooled; snapkv: no sinks, causal softmax; full: keep all",

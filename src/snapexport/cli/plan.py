@@ -21,7 +21,7 @@ from snapexport.contract.graph_options import GraphOptions
 HELP = "find what fits into a memory, before anything is built"
 
 NOT_PLANNED = {
-    *("out", "baseline", "overwrite", "link_weights"),
+    *("out", "baseline", "verify", "overwrite", "link_weights"),
     *("decode_batches", "tokens_per_step", "tensor_parallel"),
 }
 """Flags of `build` that a plan does not take."""

@@ -47,6 +47,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "draft_ring": _draft_ring(manifest),
         "tensor_parallel": manifest.tensor_parallel,
         "target": manifest.target,
+        "verified": manifest.verified.model_dump() if manifest.verified else None,
         "graphs": sorted(manifest.graphs),
         "tokenizer": (build.directory / TOKENIZER).is_file(),
         "composed_attention_bytes": composed_attention(manifest.of_rank()),
@@ -81,6 +82,8 @@ def print_summary(build: Build) -> None:
         "all requests": f"{slots}, {spelled(memory['decode_caches_bytes'])} "
         f"of cache, and {spelled(memory['prefill_cache_bytes'])} for the prompt in prefill",
     }
+    if manifest.verified:
+        rows["verified"] = manifest.comparison
     if ring := summary["draft_ring"]:
         rows["drafts"] = f"multi-token prediction, whose layer sees the last {ring} positions"
     if manifest.tensor_parallel > 1:

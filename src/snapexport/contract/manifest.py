@@ -16,6 +16,7 @@ from snapexport.contract.graph_kinds import VERIFY, require_graph_name
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import Target
+from snapexport.contract.verified import Verified
 from snapexport.errors import UserError
 from snapexport.files.dtypes import CacheDType, DType
 from snapexport.files.untrusted import MANIFEST_BYTES, parse_object, read_bytes
@@ -85,6 +86,7 @@ class Manifest(Strict):
     linked_weights: weight files are hard links to the checkpoint's. ONNX Runtime and TensorRT read
     them; the package onnx refuses files with more than one link.
     engines: engines that `snapexport engine` added, by the name of their folder in `engines/`.
+    verified: what was compared with transformers before the build; absent where nothing was.
     """
 
     format_version: int
@@ -104,6 +106,20 @@ class Manifest(Strict):
     linked_weights: bool
     engines: dict[Word, EngineEntry]
     versions: dict[Word, Word]
+    verified: Verified | None = None
+
+    @property
+    def comparison(self) -> str:
+        """What was compared with transformers when the build was made, as a sentence."""
+        found = self.verified
+        if found is None:
+            return "not compared with transformers when it was built: tests hold this family"
+        line = (
+            f"{len(found.layers)} of {self.model.num_hidden_layers} layers compared with "
+            f"transformers {found.transformers}: logits differ by at most "
+            f"{found.largest_difference:.1e} of their standard deviation"
+        )
+        return line + ("" if found.target == self.target else f", on the target {found.target}")
 
     @property
     def folders(self) -> list[str]:
@@ -155,7 +171,8 @@ class Manifest(Strict):
 
     def write(self, directory: Path) -> None:
         """Write or replace the manifest. A kill leaves either the old or the new one, valid."""
-        text = self.model_dump_json(indent=2) + "\n"
+        absent = None if self.verified else {"verified"}
+        text = self.model_dump_json(indent=2, exclude=absent) + "\n"
         digest = f"{hashlib.sha256(text.encode()).hexdigest()}  {MANIFEST}\n"
         path = directory / DIGEST
         former = path.read_text() if path.is_file() else ""

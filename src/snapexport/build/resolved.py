@@ -1,0 +1,71 @@
+"""A build before its work begins: its inputs are read and checked, its defaults are filled in."""
+
+from dataclasses import dataclass
+
+from snapexport.build.copied import read_texts
+from snapexport.build.options import BuildOptions
+from snapexport.build.template_tail import template_tail
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.model_facts import ModelFacts
+from snapexport.exporter import (
+    architectures,
+    conversion,
+    decoders,
+    derived,
+    fp8,
+    hub,
+    mtp_layer,
+    shapes,
+    weights,
+)
+from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.opening import open_checkpoint, with_tokenizer
+from snapexport.exporter.ranks import require_ranks
+
+
+@dataclass(frozen=True)
+class ResolvedBuild:
+    """A build before its work begins: inputs read, defaults filled in.
+
+    stored: the checkpoint as it was read. checkpoint: with the tensors that graphs have. texts: the
+    files that are copied, by name.
+    """
+
+    options: BuildOptions
+    stored: Checkpoint
+    checkpoint: Checkpoint
+    texts: dict[str, bytes]
+    decoder: architectures.Decoder
+    model: ModelFacts
+    geometry: CacheGeometry
+    prefill_chunk: int
+    prefill_capacities: list[int]
+
+
+def resolve(options: BuildOptions) -> ResolvedBuild:
+    """Read headers and configs. Raises UserError for a model or options that cannot be built."""
+    checkpoint = open_checkpoint(hub.resolve(options.model))
+    if options.link_weights:
+        weights.require_linkable(checkpoint)
+    if options.weights == "fp8":
+        fp8.require_fp8(checkpoint)
+    decoder = decoders.load_decoder(
+        checkpoint, longrope_for=options.L_max if options.longrope else None
+    )
+    model = architectures.model_facts(decoder, checkpoint)
+    texts = read_texts(with_tokenizer(checkpoint))
+    geometry = options.geometry(model, template_tail(texts))
+    options.graph.require_vocabulary(model.vocab_size)
+    require_ranks(checkpoint, decoder, options.tensor_parallel)
+    batches = [*options.smaller_batches, options.batch]
+    options.graph.require_ranks(options.tensor_parallel, batches)
+    stored, checkpoint = checkpoint, conversion.by_model_names(checkpoint, decoder)
+    shapes.require_tensors(checkpoint, decoder)
+    if options.graph.mtp:
+        mtp_layer.require_layer(checkpoint, decoder)
+    checkpoint = derived.with_derived(checkpoint, decoder)
+    chunk = options.chunk(geometry)
+    capacities = options.capacities(chunk)
+    return ResolvedBuild(
+        options, stored, checkpoint, texts, decoder, model, geometry, chunk, capacities
+    )

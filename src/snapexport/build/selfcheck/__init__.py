@@ -1,0 +1,39 @@
+"""Compares a small decoder of the checkpoint with transformers before anything is built.
+
+A build verifies itself where no test of ours holds its family, and where it is asked to. It takes
+the checkpoint's own weights, a few layers and a few rows of the vocabulary, and windows so short
+that a prompt of 100 tokens crosses them: then whatever the exporter took for granted about a model
+shows in the logits.
+"""
+
+from snapexport.build.progress import Progress
+from snapexport.build.resolved import ResolvedBuild
+from snapexport.build.selfcheck.check import check
+from snapexport.build.selfcheck.places import compared_places
+from snapexport.build.selfcheck.sample import sample_of
+from snapexport.build.selfcheck.sizes import Sizes
+from snapexport.build.staging import scratch
+from snapexport.contract.verified import Verified
+from snapexport.exporter.architectures import HELD
+
+
+def verified(resolved: ResolvedBuild, progress: Progress) -> Verified | None:
+    """What was compared; None for a family that tests hold, unless the options ask for it.
+
+    Raises UserError for graphs that differ.
+    """
+    family = resolved.decoder.family
+    if HELD.get(family.model_type) == family and not resolved.options.verify:
+        return None
+    return verify(resolved, progress)
+
+
+def verify(resolved: ResolvedBuild, progress: Progress) -> Verified:
+    """Compare, whatever the family."""
+    decoder = resolved.decoder
+    places = compared_places(decoder, 0)
+    progress.stage(f"comparing {len(places)} of {len(decoder.layers)} layers with transformers")
+    sizes = Sizes.of(resolved.model.max_position_embeddings)
+    sample = sample_of(decoder, places, sizes, resolved.checkpoint, resolved.stored)
+    with scratch(resolved.options.out) as directory:
+        return check(sample, resolved, directory)

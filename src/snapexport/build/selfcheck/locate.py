@@ -1,0 +1,55 @@
+"""Finds the first layer of a sample after which its graphs differ from transformers' model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from snapexport.build.resolved import ResolvedBuild
+from snapexport.build.selfcheck import graphs
+from snapexport.build.selfcheck.bare import without_layers
+from snapexport.build.selfcheck.difference import difference, is_same
+from snapexport.build.selfcheck.reference import Reference
+from snapexport.build.selfcheck.sample import Sample
+
+AROUND = "the embedding, the last norm or the head"
+
+
+def first_wrong(
+    sample: Sample, resolved: ResolvedBuild, tokens: Sequence[int], directory: Path
+) -> str:
+    """In words, what differs first of a sample that differs. directory: for graphs."""
+    depth = sample.decoder.depth
+    right, wrong = 0, len(depth)
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        if _is_right(sample.first(middle), resolved, tokens, directory / f"first-{middle}"):
+            right = middle
+        else:
+            wrong = middle
+    if wrong == 1 and not _is_right_around(sample, resolved, tokens, directory / "bare"):
+        return AROUND
+    return f"layer {depth[wrong - 1]}"
+
+
+def _is_right(
+    sample: Sample, resolved: ResolvedBuild, tokens: Sequence[int], directory: Path
+) -> bool:
+    """Whether the graphs of a sample prefill as transformers does."""
+    directory.mkdir()
+    expected = Reference(sample).answer(tokens).logits
+    build = graphs.build_of(sample, resolved, directory)
+    run = graphs.of_full_cache(build, tokens, len(tokens))
+    return is_same(difference(run.logits, expected))
+
+
+def _is_right_around(
+    sample: Sample, resolved: ResolvedBuild, tokens: Sequence[int], directory: Path
+) -> bool:
+    """The same of what is around the layers."""
+    bare = sample.first(0)
+    expected = Reference(bare).answer(tokens).logits
+    directory.mkdir()
+    try:
+        logits = without_layers(bare, resolved.checkpoint, tokens, directory)
+    except Exception:  # a model that can't be without layers: one of them is named then
+        return True
+    return is_same(difference(dict(enumerate(logits)), expected))

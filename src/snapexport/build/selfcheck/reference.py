@@ -1,0 +1,116 @@
+"""Runs transformers' own model of a sample: its loading, its eager attention and its head, in fp32.
+
+Shares with our graphs neither the conversion of weights nor any arithmetic.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.utils import logging
+
+from snapexport.build.selfcheck.attention import Attended, Visible, watching
+from snapexport.build.selfcheck.routing import choices_of
+from snapexport.build.selfcheck.sample import Sample
+from snapexport.errors import UserError
+from snapexport.exporter.models import in_users_words, keep_layers, leave_text, make_model
+from snapexport.exporter.quiet import quiet
+
+_DRAWS = 2
+"""Of noise, to find what rounding could change."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """logits float32 [T,V] after each token. attended: what each layer's attention got."""
+
+    logits: NDArray[np.float32]
+    attended: Sequence[Attended]
+
+
+class Reference:
+    """transformers' model of a sample, with its weights in memory."""
+
+    def __init__(self, sample: Sample) -> None:
+        self._model = _loaded(sample)
+
+    @torch.no_grad()
+    def answer(
+        self,
+        tokens: Sequence[int],
+        last_position: int | None = None,
+        visible: Visible | None = None,
+    ) -> Answer:
+        """One forward of all tokens, without a cache.
+
+        last_position: of the last token; None: the one after the others. visible: the keys that it
+        sees; None: all.
+        """
+        positions = torch.arange(len(tokens))[None]
+        if last_position is not None:
+            positions[0, -1] = last_position
+        with watching(self._model, visible) as watch, quiet():
+            out = self._model(
+                input_ids=torch.tensor([list(tokens)]), position_ids=positions, use_cache=False
+            )
+        return Answer(out.logits[0].float().numpy(), watch.attended)
+
+    @torch.no_grad()
+    def unclear(self, tokens: Sequence[int]) -> int | None:
+        """The first token for which rounding could choose other experts, if there is one."""
+        found = []
+        for seed in (None, *range(_DRAWS)):
+            with choices_of(self._model, seed=seed) as choices, quiet():
+                self._model(input_ids=torch.tensor([list(tokens)]), use_cache=False)
+            found.append(choices)
+        others = (found[0].first_other(other) for other in found[1:])
+        return min((place for place in others if place is not None), default=None)
+
+
+def _loaded(sample: Sample) -> Any:
+    """The model, by `from_pretrained` of its class, left with the sample's layers."""
+    decoder, names = sample.decoder, sample.decoder.names
+    with in_users_words(), torch.device("meta"):
+        made = make_model(decoder.config, decoder.whole)
+    usual = type(made)
+
+    def init(self: Any, config: Any) -> None:
+        usual.__init__(self, config)
+        if decoder.whole:
+            leave_text(self)
+        keep_layers(self, names.decoder, names.layers, decoder.depth)
+
+    few: Any = type(usual.__name__, (usual,), {"__init__": init, "__module__": usual.__module__})
+    with quiet(), _no_progress_bar():
+        model, report = few.from_pretrained(
+            None,
+            config=made.config,
+            state_dict=sample.state_dict(),
+            dtype=torch.float32,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            output_loading_info=True,
+        )
+    for what in ("missing_keys", "mismatched_keys"):
+        if report[what]:
+            raise UserError(
+                f"transformers loads the checkpoint in another way: {what.replace('_', ' ')} "
+                f"{sorted(map(str, report[what]))[:3]}",
+                "this checkpoint cannot be built",
+            )
+    return model
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

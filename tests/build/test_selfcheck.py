@@ -1,0 +1,92 @@
+"""A build compares a small decoder of its checkpoint with transformers, and is refused if wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapexport.build import build
+from snapexport.build.selfcheck.difference import MOST
+from snapexport.contract.build_directory import Build
+from snapexport.errors import UserError
+from snapexport.exporter import decoders, head, trace
+from snapexport.exporter.architectures import Decoder
+from tests.oracle import checkpoints
+
+OPTIONS: dict[str, Any] = {"L_max": 256, "kv_budget": 64, "batch": 1}
+
+
+def test_manifest_says_what_was_compared(tmp_path: Path) -> None:
+    checkpoints.make("smollm3", tmp_path / "m")
+    build(tmp_path / "m", tmp_path / "b", **OPTIONS)
+    found = Build.open(tmp_path / "b").manifest.verified
+    assert found is not None and found.layers == [0, 1, 2, 3, 4]
+    assert found.chunks >= 3 and found.decode_steps >= 8 and found.kept_positions > 100
+    assert 0 < found.largest_difference < MOST
+
+
+def test_a_held_family_is_compared_only_if_asked(checkpoint: Path, tmp_path: Path) -> None:
+    plain = build(checkpoint, tmp_path / "plain", **OPTIONS)
+    assert plain.manifest.verified is None
+    assert '"verified"' not in (tmp_path / "plain" / "manifest.json").read_text()
+    asked = build(checkpoint, tmp_path / "asked", verify=True, **OPTIONS)
+    assert asked.manifest.verified is not None
+
+
+def half_split(decoder: Decoder) -> Decoder:
+    assert decoder.rope is not None and decoder.rope.interleaved
+    return replace(decoder, rope=replace(decoder.rope, frequencies="halves", interleaved=False))
+
+
+def backwards(decoder: Decoder) -> Decoder:
+    assert decoder.rope is not None
+    return replace(decoder, rope=replace(decoder.rope, interleaved=not decoder.rope.interleaved))
+
+
+def alike(decoder: Decoder) -> Decoder:
+    return replace(decoder, layers=tuple(replace(layer, kind=0) for layer in decoder.layers))
+
+
+Plant = Callable[[Decoder], Decoder]
+PLANTED: dict[str, tuple[str, Plant]] = {
+    "interleaved RoPE taken for half-split": ("glm4", half_split),
+    "layers without RoPE taken for layers with it": ("smollm3", alike),
+    "Cohere's RoPE": ("cohere", half_split),
+    "ERNIE's RoPE": ("ernie4_5", half_split),
+    "Helium's RoPE": ("helium", half_split),
+    "RoPE in the wrong direction": ("olmo2", backwards),
+}
+FEW = ("interleaved RoPE taken for half-split", "layers without RoPE taken for layers with it")
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=() if f in FEW else pytest.mark.slow) for f in PLANTED]
+)
+def test_a_wrong_form_is_refused_with_the_layer_and_leaves_nothing(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, plant = PLANTED[fault]
+    checkpoints.make(name, tmp_path / "m")
+    load = decoders.load_decoder
+    monkeypatch.setattr(decoders, "load_decoder", lambda *a, **k: plant(load(*a, **k)))
+    with pytest.raises(UserError, match=r"differ from transformers'.*layer \d"):
+        build(tmp_path / "m", tmp_path / "b", **OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_lost_factor_of_logits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.make("granite", tmp_path / "m")
+
+    def plain(model: Any, _: Decoder, states: Any) -> Any:
+        logits = model.get_output_embeddings()(states)
+        return (logits[:, 0] if states.shape[1] == 1 else logits).float()
+
+    monkeypatch.setattr(head, "logits_of", plain)
+    monkeypatch.setattr(trace, "logits_of", plain)
+    with pytest.raises(UserError, match="differ from transformers'"):
+        build(tmp_path / "m", tmp_path / "b", **OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
