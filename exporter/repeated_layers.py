@@ -16,6 +16,10 @@ from snapexport.graphs.markers import TRACE_DOMAIN
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
+class NotRepeatableError(Exception):
+    """Nodes of a layer can't be copied for others: each layer has to be traced."""
+
+
 def traced_places(decoder: Decoder) -> list[int] | None:
     """The first layer and one more of each kind, which stand for all. None: each is traced."""
     kinds = decoder.kinds
@@ -30,7 +34,7 @@ def _another(kinds: Sequence[int], kind: int) -> int:
 
 
 def repeat_layers(model: ir.Model, decoder: Decoder, places: Sequence[int]) -> None:
-    """Turn a trace of the layers at `places` into a trace of all."""
+    """Turn a trace of the layers at `places` into a trace of all. Raises NotRepeatableError."""
     graph, name = model.graph, decoder.names.layers.rpartition(".")[2]
     named = re.compile(rf"\b{name}\.(\d+)\b")
     traced = [decoder.kinds[place] for place in places]
@@ -63,8 +67,10 @@ def _output(layer: Sequence[ir.Node]) -> ir.Value:
     """The one value of a layer that other nodes read: the hidden states."""
     values = (value for node in layer for value in node.outputs)
     inside = set(layer)
-    (output,) = (value for value in values if not inside.issuperset(value.consumers()))
-    return output
+    read = [value for value in values if not inside.issuperset(value.consumers())]
+    if len(read) != 1:
+        raise NotRepeatableError(f"{len(read)} values of a layer are read outside of it")
+    return read[0]
 
 
 def _take_weights(graph: ir.Graph, named: re.Pattern[str]) -> dict[ir.Value, str]:

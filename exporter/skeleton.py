@@ -27,7 +27,7 @@ from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 
 ATTENTION_IMPLEMENTATION = "snapexport_marker"
 _PLACE = "snapexport_place"
-"""Attribute of an attention module: its layer's place and window, as `Decoder.layers` has them."""
+"""Attribute of an attention module: its layer's place and `Decoder.layers`' entry."""
 
 
 def _attention_marker(
@@ -46,14 +46,16 @@ def _attention_marker(
     Queries and keys arrive after RoPE; caches hold such keys. s_aux: the sink of each head, [H].
     """
     batch, heads, chunk, head_dim = query.shape
-    place, window = getattr(module, _PLACE)
+    place, layer = getattr(module, _PLACE)
     attributes: dict[str, Any] = {
         "layer": place,
         "scale": float(head_dim**-0.5 if scaling is None else scaling),
-        "window": window,
+        "window": layer.window,
         "softcap": float(softcap or 0.0),
         "latent": 0,
     }
+    if layer.chunk:
+        attributes["chunk"] = layer.chunk
     out = onnx_ops.symbolic(
         f"{TRACE_DOMAIN}::{ATTENTION}",
         (query, key, value) if s_aux is None else (query, key, value, s_aux),
@@ -178,12 +180,12 @@ def _make_fake(model: nn.Module) -> None:
 
 
 def _mark_places(model: Any, decoder: Decoder) -> None:
-    """Attention modules learn which layer is theirs, and the window that it was seen to have."""
+    """Attention modules learn which layer is theirs, and what it was seen to attend to."""
     listed = model.get_submodule(decoder.names.layers).named_children()
     for (place, module), layer in zip(listed, decoder.layers, strict=True):
         for part in module.modules():
             if hasattr(part, "layer_idx"):
-                setattr(part, _PLACE, (int(place), layer.window))
+                setattr(part, _PLACE, (int(place), layer))
 
 
 def _mark_norms(model: nn.Module, decoder: Decoder) -> None:

@@ -4,7 +4,8 @@ A trace has opset 24, an attention marker in each layer, no cache, and initializ
 like the checkpoint's tensors but have no data yet. Knows no cache policy and no target.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from snapexport.contract import names
+from snapexport.errors import UserError
 from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.batch import BATCH
 from snapexport.exporter.head import logits_of
 from snapexport.exporter.models import hidden_states_of
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.ranks import cut_model, rename_whole
-from snapexport.exporter.repeated_layers import repeat_layers, traced_places
+from snapexport.exporter.repeated_layers import NotRepeatableError, repeat_layers, traced_places
 from snapexport.exporter.skeleton import skeleton
 
 OPSET = 24
@@ -129,14 +131,21 @@ def _trace(
     cut: Callable[[Any], None] | None = None,
 ) -> ir.Model:
     outputs = [names.LOGITS, *([names.HIDDEN_STATES] if hidden_states else [])]
+
+    def traced(layers: Decoder) -> ir.Model:
+        with skeleton(layers, dtype, cut) as (model, fake), torch.no_grad(), fake:
+            inputs = {name: torch.empty(shape, dtype=torch.int64) for name, shape in shapes.items()}
+            return export(step(model, layers, hidden_states).eval(), inputs, outputs, dynamic)
+
     places = traced_places(decoder)
-    few = decoder if places is None else decoder.left_with(places)
-    with skeleton(few, dtype, cut) as (model, fake), torch.no_grad(), fake:
-        inputs = {name: torch.empty(shape, dtype=torch.int64) for name, shape in shapes.items()}
-        traced = export(step(model, few, hidden_states).eval(), inputs, outputs, dynamic)
     if places is not None:
-        repeat_layers(traced, decoder, places)
-    return traced
+        try:
+            model = traced(decoder.left_with(places))
+            repeat_layers(model, decoder, places)
+            return model
+        except NotRepeatableError:
+            pass
+    return traced(decoder)
 
 
 def export(
@@ -145,8 +154,11 @@ def export(
     outputs: Sequence[str],
     dynamic: DynamicShapes | None,
 ) -> ir.Model:
-    """Export a module whose weights lie below its `model`, under the checkpoint's names."""
-    with quiet():
+    """Export a module whose weights lie below its `model`, under the checkpoint's names.
+
+    Raises UserError for a model that PyTorch can't export.
+    """
+    with quiet(), _in_users_words():
         program: Any = torch.onnx.export(
             step,
             tuple(inputs.values()),
@@ -159,6 +171,21 @@ def export(
             output_names=list(outputs),
         )
     return _with_checkpoint_names(program.model)
+
+
+@contextmanager
+def _in_users_words() -> Iterator[None]:
+    try:
+        yield
+    except torch.onnx.OnnxExporterError as error:
+        cause = error.__cause__ or error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise UserError(
+            f"PyTorch cannot export the model: {type(cause).__name__}: "
+            f"{' '.join(str(cause).split())!s:.200}",
+            "this decoder computes something that has no form in ONNX",
+        ) from None
 
 
 def _with_checkpoint_names(model: ir.Model) -> ir.Model:

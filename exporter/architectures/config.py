@@ -158,6 +158,7 @@ def model_facts(decoder: Decoder, checkpoint: Checkpoint) -> ModelFacts:
         sliding_window=[layer.window for layer in layers],
         attention_sinks=_column([layer.sinks for layer in layers]),
         num_experts=decoder.experts.experts if decoder.experts else 0,
+        attention_chunk_size=_chunks(decoder),
         longrope=decoder.longrope,
         eos_token_id=_end_tokens(eos, config.vocab_size),
     )
@@ -187,6 +188,11 @@ def _cached_heads(decoder: Decoder) -> dict[str, Any]:
         "cache_of": None if sources == tuple(range(len(layers))) else sources,
         **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 0),
     }
+
+
+def _chunks(decoder: Decoder) -> tuple[int, ...] | None:
+    chunks = tuple(layer.chunk for layer in decoder.layers)
+    return chunks if any(chunks) else None
 
 
 def _column(values: list[T]) -> T | tuple[T, ...]:

@@ -14,7 +14,7 @@ import torch
 
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.config import position_limit
-from snapexport.exporter.architectures.decoder import Decoder, Layer, Names
+from snapexport.exporter.architectures.decoder import Decoder, Names
 from snapexport.exporter.models import (
     in_users_words,
     make_model,
@@ -76,7 +76,6 @@ def _look(
         recorded = record(model, names.decoder, names.layers)
         require_one_call_each(model, recorded, names.layers)
         layers = layers_of(model, recorded, names.layers, position_limit(config))
-        _require_alike(layers)
         require_said_types(config, layers)
         require_said_ropes(config, inside)
         require_local(inside, names.layers.removeprefix(f"{names.decoder}."))
@@ -136,13 +135,3 @@ def names_of(model: Any) -> Names:
         head=paths[head],
         tied=tied,
     )
-
-
-def _require_alike(layers: tuple[Layer, ...]) -> None:
-    """Raise UserError for layers of a form that graphs don't have."""
-    for index, layer in enumerate(layers):
-        if layer.chunk:
-            raise UserError(
-                f"layer {index} attends to chunks of {layer.chunk} positions",
-                "only causal attention to all positions or to a window can be built",
-            )

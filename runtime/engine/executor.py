@@ -3,10 +3,10 @@
     takers       one for each kind of prefill work
     followers    what has state for each batch slot, first of all the rows of the caches
 
-Both are tables. Of their rows this module names only chunks and blocks, whose caches it shows,
-measures and parks. The caches are decode's, with a row for each batch slot, and the prompt cache
-where prefill goes chunk by chunk. They are allocated once and written in place. Callers name batch
-slots and never see a key or a value. Knows no library, no request and no text.
+Both are tables, and this module names no row of them. The caches are decode's, with a row for each
+batch slot, and the prompt cache where prefill goes chunk by chunk. They are allocated once and
+written in place. Callers name batch slots and never see a key or a value. Knows no library, no
+request and no text.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,12 +30,9 @@ from snapexport.runtime.engine.predictions import Prediction, Predictions
 from snapexport.runtime.engine.prompt_cache import PromptCache
 from snapexport.runtime.engine.rows import Rows, digest_of
 from snapexport.runtime.engine.slot_rows import SlotRows
-from snapexport.runtime.engine.takers.blocks import Blocks
-from snapexport.runtime.engine.takers.chunks import Chunks
-from snapexport.runtime.engine.takers.single_shot import SingleShot
 from snapexport.runtime.engine.takers.table import TAKERS
-from snapexport.runtime.engine.takers.taker import MakeTaker, Taker
-from snapexport.runtime.requests.pieces import BLOCK, CHUNK, FurtherWork, Piece, pieces_of
+from snapexport.runtime.engine.takers.taker import MakeTaker, Refills, Taker
+from snapexport.runtime.requests.pieces import FurtherWork, Piece, pieces_of
 
 _ALL_ROWS = SlotRows()
 
@@ -97,14 +94,11 @@ class Executor:
         for kind, make in takers:
             if taker := make(loaded, self._takers):
                 self._takers[kind] = taker
-        chunks = self._takers.get(CHUNK)
-        self.prompt_cache = chunks.cache if isinstance(chunks, Chunks) else prompt_cache
+        self._refills = next((t for t in self._takers.values() if isinstance(t, Refills)), None)
+        self.prompt_cache = self._refills.cache if self._refills else prompt_cache
         found = (follower for follower in self._rows.followers if isinstance(follower, Drafts))
         self.drafts: Drafts | None = next(found, None)
-        blocks = self._takers.get(BLOCK)
-        self.parking: Parking | None = None
-        if isinstance(blocks, Blocks):
-            self.parking = Parking(self._rows, self._takers, blocks)
+        self.parking = Parking.of(self._rows, self._takers)
         self._closed = False
         self._last_prefilled = 0
         captured = decode.capture()
@@ -213,13 +207,13 @@ class Executor:
                 taker.clear()
 
     def compress(self, slot: int, prompt_length: int) -> None:
-        """Fill a batch slot from the prompt cache once more: to measure the step by itself.
+        """Fill a batch slot from the last prompt once more: to measure the step by itself.
 
         That is the compress step, or a copy where nothing is compressed.
         """
-        chunks = self._taker(CHUNK)
-        assert isinstance(chunks, Chunks), "a single shot compresses inside its prefill"
-        chunks.into_slot.fill(slot, prompt_length)
+        self._require_prefill()
+        assert self._refills, "no graph is loaded that fills a batch slot again"
+        self._refills.refill(slot, prompt_length)
 
     def topk_positions(self) -> list[Integers] | None:
         """Return what the last prompt kept, int64 [Hkv,K] for each layer, -1 where unused.
@@ -229,8 +223,7 @@ class Executor:
         self.require_open()
         if self._graphs.full_cache:
             return None
-        chunks = self._takers.get(CHUNK)
-        kept = chunks.kept if isinstance(chunks, Chunks | SingleShot) else {}
+        kept = self._refills.kept if self._refills else {}
         return kept_of_layers(self.backend.memory, kept, self._manifest)
 
     def close(self) -> None:
@@ -239,14 +232,13 @@ class Executor:
             self._closed = True
             self._decode.close()
             self._takers.clear()
-            self._followers, self.drafts, self.parking = (self._rows,), None, None
+            self._followers = (self._rows,)
+            self._refills = self.drafts = self.parking = None
             self._rows.followers = self._decode.followers = ()
             self.backend.close()
 
     def _taker(self, kind: str) -> Taker:
-        self.require_open()
-        if self.role == "decode":
-            raise UserError("this executor decodes alone", 'open it with role="both" or "prefill"')
+        self._require_prefill()
         assert kind in self._takers, f"no graph is loaded that takes a {kind}"
         return self._takers[kind]
 
@@ -254,6 +246,11 @@ class Executor:
         """Raise DeviceError after `close`."""
         if self._closed:
             raise DeviceError("the executor was closed")
+
+    def _require_prefill(self) -> None:
+        self.require_open()
+        if self.role == "decode":
+            raise UserError("this executor decodes alone", 'open it with role="both" or "prefill"')
 
     def _require_decode(self) -> None:
         self.require_open()

@@ -1,16 +1,21 @@
 """Copies a prompt's row to the host, and goes on from it: for the next turn, or a long output."""
 
 from snapexport.runtime.engine.rows import Row, Rows
-from snapexport.runtime.engine.takers.blocks import Blocks
-from snapexport.runtime.engine.takers.taker import Takers
+from snapexport.runtime.engine.takers.taker import Resumes, Takers
 from snapexport.runtime.requests.pieces import Piece
 
 
 class Parking:
-    """Of an executor that takes blocks: they follow a parked row."""
+    """Of an executor with a taker that goes on from a parked row."""
 
-    def __init__(self, rows: Rows, takers: Takers, blocks: Blocks) -> None:
-        self._rows, self._takers, self._blocks = rows, takers, blocks
+    def __init__(self, rows: Rows, takers: Takers, onto_rows: Resumes) -> None:
+        self._rows, self._takers, self._onto_rows = rows, takers, onto_rows
+
+    @classmethod
+    def of(cls, rows: Rows, takers: Takers) -> "Parking | None":
+        """None where no graph extends a row."""
+        found = (taker for taker in takers.values() if isinstance(taker, Resumes))
+        return next((cls(rows, takers, taker) for taker in found), None)
 
     def park(self, slot: int, last: Piece) -> Row:
         """A copy of the batch slot's row, right after its prompt's last piece."""
@@ -20,6 +25,6 @@ class Parking:
 
     def resume(self, slot: int, row: Row) -> None:
         """Go on from a parked row: the prompt's next block follows it."""
-        self._blocks.resume(row)
+        self._onto_rows.resume(row)
         for follower in self._rows.followers:
             follower.begin(slot, row.prompt_length)

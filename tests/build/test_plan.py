@@ -26,6 +26,7 @@ from snapexport.contract.memory import cache_bytes
 from snapexport.contract.sizes import as_flag
 from snapexport.errors import UserError
 from snapexport.files.copying import CLONE_BLOCK
+from snapexport.files.safetensors import read_header
 from tests.facts import model_facts
 from tests.oracle import checkpoints
 from tests.refused import refused
@@ -367,3 +368,15 @@ def test_plan_prints_tables_and_ends_with_the_build_command(
     out = capsys.readouterr().out
     assert "4 : 1, 16 *" in out and "single shot" in out
     assert out.splitlines()[-1].startswith("snapexport build --model ")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "glm4_moe"])
+def test_plan_counts_the_weights_of_a_decoder_by_the_model(name: str, tmp_path: Path) -> None:
+    """Other paths than `model.layers`, and names that transformers changes."""
+    checkpoints.make(name, tmp_path / "m")
+    options = {"L_max": 96, "policy": "full", "batch": 1, "target": "portable"}
+    built = build(tmp_path / "m", tmp_path / "b", **options)
+    files = [built.directory / weights.file for weights in built.manifest.weights]
+    stored = sum(span.nbytes for file in files for span in read_header(file).values())
+    of_plan = BuildOptions.of(model=str(tmp_path / "m"), out=tmp_path, **options)
+    assert stored_bytes(read_model(str(tmp_path / "m")), of_plan) == stored

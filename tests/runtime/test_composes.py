@@ -3,14 +3,17 @@
 They are handed in as the built-in ones are, and nothing in the package is edited.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from snapexport import LLM, SamplingParams
 from snapexport.contract.build_directory import Build
+from snapexport.runtime.engine import executor
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.followers.follower import SlotFollower, Step
 from snapexport.runtime.engine.followers.table import FOLLOWERS
@@ -38,6 +41,12 @@ def executor_of(build: Build, **tables: Any) -> Executor:
     graphs = GraphSet.of(build, baseline=False)
     backend = OnnxRuntimeBackend(build, graphs, threads=1, prepack=False)
     return Executor(build.manifest, graphs, backend, **tables)
+
+
+def test_executor_imports_no_single_taker_or_follower() -> None:
+    source = Path(executor.__file__).read_text()
+    imported = set(re.findall(r"^from \S+\.(?:takers|followers)\.(\w+) import", source, re.M))
+    assert imported == {"table", "taker", "follower"}
 
 
 def tokens(llm: LLM) -> list[tuple[int, ...]]:
@@ -88,8 +97,8 @@ def test_a_toy_taker_takes_pieces_of_its_own_kind() -> None:
         made.append(ToyTaker(chunks))
         return made[0]
 
-    executor = executor_of(build, takers=(*TAKERS, (TOY, make)), further=(ToyWork(),))
-    assert tokens(LLM.from_executor(executor)) == plain(build)
+    toy = executor_of(build, takers=(*TAKERS, (TOY, make)), further=(ToyWork(),))
+    assert tokens(LLM.from_executor(toy)) == plain(build)
     assert made[0].taken == [70, 70, 40, 40, 33, 33]
 
 
@@ -123,8 +132,8 @@ def test_a_toy_follower_hears_of_every_token() -> None:
         made.append(ToyFollower(loaded.limits.batch))
         return made[0]
 
-    executor = executor_of(build, followers=(*FOLLOWERS, make))
-    assert tokens(LLM.from_executor(executor)) == plain(build)
+    toy = executor_of(build, followers=(*FOLLOWERS, make))
+    assert tokens(LLM.from_executor(toy)) == plain(build)
     assert made[0].most == 70 + PARAMS.max_tokens - 1
 
 

@@ -27,7 +27,7 @@ from snapexport.runtime.requests.pieces import Piece
 class Chunks:
     """A chunk runs in the graph of the smallest capacity that holds the prompt so far.
 
-    buffers: of the largest one, whose cache `into_slot` reads. kept: where the vote's positions are
+    buffers: of the largest one, whose cache fills batch slots. kept: where the vote's positions are
     after a prompt; empty if nothing is compressed.
     """
 
@@ -43,7 +43,7 @@ class Chunks:
             for capacity, name in loaded.graphs.prefill.items()
         }
         self.kept: Buffers = {}
-        self.into_slot = self._fill_slot()
+        self._into_slot = self._fill_slot()
         graph = self._graphs[self._largest]
         self._chunk: int = graph.arrays[names.INPUT_IDS].shape[1]
         self._no_logits = np.zeros_like(graph.arrays[names.LOGITS][0])
@@ -114,7 +114,11 @@ class Chunks:
     def fill(self, slot: int, prompt_length: int, count: int) -> None:
         """Fill the batch slot. count: tokens in the cache, the prompt's and those after it."""
         self.cache.resize(self._largest, count)
-        self.into_slot.fill(slot, prompt_length)
+        self.refill(slot, prompt_length)
+
+    def refill(self, slot: int, prompt_length: int) -> None:
+        """Compress into the batch slot, or copy where nothing is compressed."""
+        self._into_slot.fill(slot, prompt_length)
 
     def _run(
         self, tokens: Sequence[int], start: int, temperature: float, capacity: int = 0

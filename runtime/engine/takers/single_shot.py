@@ -23,8 +23,8 @@ class SingleShot:
     def __init__(self, loaded: Loaded) -> None:
         *_, name = loaded.graphs.prefill.values()
         self._loaded = loaded
-        self.into_slot = FillByGraph.of(loaded, name, loaded.weights)
-        self.kept: Buffers = self.into_slot.graph.buffers
+        self._into_slot = FillByGraph.of(loaded, name, loaded.weights)
+        self.kept: Buffers = self._into_slot.graph.buffers
         self.hidden_states: Buffer | None = self.kept.get(names.HIDDEN_STATES)
 
     def take(
@@ -32,9 +32,13 @@ class SingleShot:
     ) -> Prediction:
         """Fill the batch slot; the prediction is of the token after the prompt."""
         assert piece.is_last and len(prompt) == piece.end
-        write_tokens(self.into_slot.graph.arrays, prompt, temperature)
-        self.into_slot.fill(slot, len(prompt))
-        return Predictions(self.into_slot.graph, FIRST)[0]
+        write_tokens(self._into_slot.graph.arrays, prompt, temperature)
+        self.refill(slot, len(prompt))
+        return Predictions(self._into_slot.graph, FIRST)[0]
+
+    def refill(self, slot: int, prompt_length: int) -> None:
+        """Run the last prompt again: compression is a part of it."""
+        self._into_slot.fill(slot, prompt_length)
 
     def slot_positions(self, prompt_length: int) -> Mapping[str, NDArray[Any]]:
         """Of the ring by the prompt's length, of the others as the vote kept them."""

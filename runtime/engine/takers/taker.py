@@ -5,13 +5,15 @@ runs chunks, too. `table.py` lists the built-in ones.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from snapexport.runtime.engine.backend import Buffer
+from snapexport.runtime.engine.backend import Buffer, Buffers
 from snapexport.runtime.engine.loaded import Loaded
 from snapexport.runtime.engine.predictions import Prediction
+from snapexport.runtime.engine.prompt_cache import PromptCache
+from snapexport.runtime.engine.rows import Row
 from snapexport.runtime.requests.pieces import Piece
 
 
@@ -34,6 +36,29 @@ class Taker(Protocol):
 
     def clear(self) -> None:
         """Zero what a prompt may have left NaN in, beside the batch slot."""
+
+
+@runtime_checkable
+class Refills(Protocol):
+    """A taker that can fill a batch slot from its last prompt once more.
+
+    cache: the prompt cache; None where a run takes a whole prompt. kept: outputs of the compress
+    step, the vote's positions among them; empty where nothing is compressed.
+    """
+
+    cache: PromptCache | None
+    kept: Buffers
+
+    def refill(self, slot: int, prompt_length: int) -> None:
+        """Compress into the batch slot, or copy where nothing is compressed."""
+
+
+@runtime_checkable
+class Resumes(Protocol):
+    """A taker whose next piece may follow a row that was parked."""
+
+    def resume(self, row: Row) -> None:
+        """Go on from a parked row."""
 
 
 Takers = Mapping[str, Taker]

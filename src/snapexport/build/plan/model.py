@@ -1,6 +1,5 @@
 """Reads a checkpoint's sizes from its config and headers."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ _STORED: dict[str, DType] = {BY_FLAG[dtype].safetensors: dtype for dtype in DTYP
 
 _OF_EXPERTS = ".experts."
 """In the names of the tensors of experts that a router chooses."""
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 """What a layer for multi-token prediction shares with the model, and may hold once more."""
 _WEIGHTS = (".safetensors", ".bin", GGUF)
@@ -107,21 +105,22 @@ def read_model(model: str, *, mtp: bool = False, longrope_for: int | None = None
     alone = _has_config_alone(path)
     checkpoint = _of_config(path, longrope_for) if alone else open_checkpoint(path)
     with needs_extra("build"):
-        from snapexport.exporter import architectures, conversion, decoders
+        from snapexport.exporter import architectures, conversion, decoders, shapes
         from snapexport.exporter.quantized import read_quantization
 
         decoder = decoders.load_decoder(checkpoint, longrope_for=longrope_for)
         if mtp:
             _require_mtp(checkpoint, decoder)
         stored, checkpoint = checkpoint, conversion.by_model_names(checkpoint, decoder)
+        parameters = shapes.parameters(decoder)
     config, tied = decoder.config, decoder.tied
     embedding_name, head_name = decoder.embedding, decoder.head
     _require_weights(checkpoint, (embedding_name,) if tied else (embedding_name, head_name))
-    layers = len(decoder.layers) + mtp
+    further = f"{decoder.names.layers}.{len(decoder.layers)}." if mtp else None
     wanted = {
         name: span.shape
         for name, span in checkpoint.tensors.items()
-        if (name == head_name or _is_read(name, layers)) and _OF_EXPERTS not in name
+        if (name in parameters or _is_of(further, name)) and _OF_EXPERTS not in name
     }
     # The head counts once, tied or not.
     embedding, head = wanted.pop(embedding_name), wanted.pop(head_name, ())
@@ -155,12 +154,9 @@ def _width(decoder: "Decoder", matrices: Mapping[str, tuple[int, ...]]) -> int:
     return said if isinstance(said, int) else max(map(max, matrices.values()))
 
 
-def _is_read(name: str, layers: int) -> bool:
-    """Whether graphs read a tensor: it is of one of the first `layers` layers, or of none."""
-    found = _LAYER.match(name)
-    if found is None:
-        return name.startswith("model.")
-    return int(found[1]) < layers and found[2] not in _COPIES
+def _is_of(layer: str | None, name: str) -> bool:
+    """Whether graphs read a tensor of the layer for multi-token prediction, if there is one."""
+    return layer is not None and name.startswith(layer) and name.removeprefix(layer) not in _COPIES
 
 
 def _has_config_alone(path: Path) -> bool:
