@@ -85,6 +85,8 @@ FIELDS: Mapping[str, Range] = {
     "final_logit_softcapping": Real(0, 1e9),
 }
 """By their names in config.json. Null is for transformers to judge."""
+PER_LAYER = ("intermediate_size",)
+"""Fields that may be a list, with a number for each layer (Gemma 3n)."""
 
 _FACTOR = Real(0, 1e6)
 ROPE_FIELDS: Mapping[str, Range] = {
@@ -118,13 +120,10 @@ ROPE_NEEDS: Mapping[str, Iterable[str]] = {
 
 
 def require_ranges(fields: Mapping[str, Any], ranges: Mapping[str, Range] = FIELDS) -> None:
-    """Raise UserError, with the field's name, for a value outside of its range.
-
-    A list has one for each layer, such as Gemma 3n's intermediate_size.
-    """
+    """Raise UserError, with the field's name, for a value outside of its range."""
     for name, allowed in ranges.items():
         value = fields.get(name)
-        values = value if isinstance(value, list) and value else [value]
+        values = value if isinstance(value, list) and name in PER_LAYER else [value]
         if any(found is not None and not allowed.holds(found) for found in values):
             raise UserError(f"config.json: {name} is {value!r:.100}, not {allowed}", CORRECT)
 

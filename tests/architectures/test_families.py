@@ -1,7 +1,7 @@
 """Graphs of decoders that no record describes agree with transformers.
 
-`make architectures` compares all, and notes by how much they differ. FEW stand for the rest in the
-default run.
+`make architectures` compares all, and notes by how much they differ. A few stand for the rest in
+the default run.
 """
 
 from collections.abc import Callable
@@ -12,22 +12,12 @@ import torch
 from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
-from tests.oracle.families import FAMILIES, HELD
+from tests.oracle.families import FAMILIES, HELD, few_by_default
 
 torch.set_num_threads(1)
 
-FEW = ("cohere2_moe", "glm4", "gpt2", "granite_swa", "minicpm3", "mixtral", "opt", "smollm3")
-"""Interleaved RoPE and experts, partial RoPE, Conv1D, sinks, latents, experts that transformers
-joins while it loads them, a head beside the decoder, and layers without RoPE."""
 
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in FEW else pytest.mark.architectures)
-        for name in (*FAMILIES, *HELD.values())
-    ],
-)
+@pytest.mark.parametrize("name", few_by_default((*FAMILIES, *HELD.values())))
 def test_family_agrees_with_transformers(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:

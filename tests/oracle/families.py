@@ -3,8 +3,10 @@
 A model type with several forms has a name with a dot for each.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from transformers import AutoConfig, PretrainedConfig
 
 from .checkpoints import MAX_POSITIONS, WINDOW
@@ -339,6 +341,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+FEW = ("cohere2_moe", "glm4", "gpt2", "granite_swa", "minicpm3", "mixtral", "opt", "smollm3")
+"""Interleaved RoPE and experts, partial RoPE, Conv1D, sinks, latents, experts that transformers
+joins while it loads them, a head beside the decoder, and layers without RoPE."""
+
 HELD = {
     "deepseek_v2": "deepseek-v2",
     "deepseek_v3": "deepseek-v3",
@@ -368,6 +374,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True, "hidden_size": 768, "axial_pos_embds_dim": [256, 512]},
 }
 """What configs of further model types need, beside their defaults, to be judged."""
+
+
+def few_by_default(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test: all but FEW are for `make architectures`."""
+    marks = {name: () if name in FEW else pytest.mark.architectures for name in names}
+    return [pytest.param(name, marks=marks[name]) for name in marks]
 
 
 def config_of(name: str, **changes: Any) -> PretrainedConfig:
