@@ -120,7 +120,7 @@ def figures(root: Path) -> list[Figure]:
         Figure("lines of tools", _lines(tools) - _lines(studies), 1_500),
         Figure("lines of studies", _lines(studies)),
         Figure("pages of docs", len(pages), 42),
-        Figure("words of docs", sum(len(page.read_text().split()) for page in pages), 42_000),
+        Figure("words of docs", sum(map(_words, pages)), 42_000),
         Figure("files over 400 lines", sum(_lines([f]) > LONGEST_FILE for f in shipped + tests), 0),
         Figure("modules on circles", len(circular(graph)), 0),
         Figure(
@@ -141,6 +141,11 @@ def _files(*folders: Path) -> Iterator[Path]:
 
 def _is_source(file: Path) -> bool:
     return file.suffix in SOURCES
+
+
+def _words(page: Path) -> int:
+    """Words of a page; none of a list that a run writes, in which one looks up a line."""
+    return 0 if page.name == "architectures.md" else len(page.read_text().split())
 
 
 def _lines(files: Iterable[Path], suffixes: frozenset[str] = DATA | SOURCES | {".sh"}) -> int:

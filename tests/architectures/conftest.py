@@ -1,0 +1,14 @@
+"""These tests are the comparison with transformers: their builds don't make it once more."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from snapexport.build import pipeline
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _compared_by_the_tests() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "verified", lambda *_: None)
+        yield
