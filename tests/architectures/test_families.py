@@ -13,7 +13,10 @@ from tests.oracle.families import FAMILIES
 
 torch.set_num_threads(1)
 
-FEW = ("cohere2", "glm4", "gpt2", "granite", "mixtral", "olmo3", "opt", "phi3-partial", "smollm3")
+FEW = (
+    *("cohere2", "gemma4_text-shared", "glm4", "gpt2", "granite", "llama4_text-nope"),
+    *("mimo_v2_flash", "mixtral", "olmo3", "opt", "phi3-partial", "smollm3"),
+)
 
 
 @pytest.mark.parametrize(
