@@ -101,22 +101,28 @@ class Case:
     @cached_property
     def geometry(self) -> CacheGeometry:
         """The case's geometry, computed here independently of the builder."""
-        windows = self.windows
+        config = masked.load(checkpoint(self.checkpoint), masked.MASKED).config
+        sources = _sources(config)
+        shared = sources if sources != tuple(range(len(sources))) else ()
         if self.policy == "full":
-            return CacheGeometry.full(self.L_max, len(windows), self.tokens_per_step)
-        sizes = [sorted(set(row)) for row in self.head_budget] or self._voted(windows)
+            return CacheGeometry.full(self.L_max, len(sources), self.tokens_per_step, shared)
+        every = zip(_windows(config), masked.chunks(config), strict=True)
+        rings = [ring for layer, ring in enumerate(every) if sources[layer] == layer]
+        exact = [window or min(chunk, self.L_max) for window, chunk in rings]
+        sizes = [sorted(set(row)) for row in self.head_budget] or self._voted(exact)
         caches = [
-            (0, window, K) if window else (self.L_sink, self.L_recent, K)
-            for window, of_layer in zip(windows, sizes, strict=True)
+            (0, ring, K, chunk) if ring else (self.L_sink, self.L_recent, K, 0)
+            for ring, (_, chunk), of_layer in zip(exact, rings, sizes, strict=True)
             for K in of_layer
         ]
-        L_sink, L_recent, K = zip(*caches, strict=True)
+        L_sink, L_recent, K, chunk = zip(*caches, strict=True)
         groups = tuple(
             tuple(tuple(head for head, own in enumerate(row) if own == K) for K in sorted(set(row)))
             for row in self.head_budget
         )
         options = {name: getattr(self, name) for name in _OF_GEOMETRY}
         shape = {"L_sink": L_sink, "L_recent": L_recent, "K": K, "head_groups": groups}
+        shape |= {"cache_of": shared, "chunk": chunk if any(chunk) else 0}
         return GeometryRecord(self.policy, self.L_max, len(caches), **shape, **options).geometry()
 
     def _voted(self, windows: list[int]) -> list[list[int]]:
@@ -141,6 +147,14 @@ def _windows(config: Any) -> list[int]:
     if types is None:
         return [window if config.model_type in _SLIDING_TYPES else 0] * config.num_hidden_layers
     return [window if kind == "sliding_attention" else 0 for kind in types]
+
+
+def _sources(config: Any) -> tuple[int, ...]:
+    """The layer whose cache each layer reads: the last layers share, by their types (Gemma)."""
+    layers, types = config.num_hidden_layers, getattr(config, "layer_types", None)
+    own = layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
+    last = {kind: layer for layer, kind in enumerate(types or []) if layer < own}
+    return tuple(layer if layer < own else last[types[layer]] for layer in range(layers))
 
 
 def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:

@@ -180,6 +180,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **_GEMMA4,
     },
     "gemma4_unified_text": {"global_head_dim": 32, **_GEMMA4},
+    "gemma4_text.shared": {
+        **_GEMMA4,
+        "global_head_dim": 32,
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 257,
+    },
     "glm": {"head_dim": 16, **_partly(0.5)},
     "glm4": {"head_dim": 16, **_partly(0.5)},
     "glm4_moe": {
@@ -252,6 +261,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "lfm2": {"layer_types": ["full_attention"] * 3, "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"layer_types": ["full_attention"] * 3, "num_dense_layers": 1, **_EXPERTS},
+    # Without RoPE, which is complex in transformers.
+    "llama4_text.nope": {
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "layer_types": ["chunked_attention", "full_attention"] * 2,
+        "attention_chunk_size": 16,
+        "no_rope_layers": [0] * 4,
+        "moe_layers": [],
+        "intermediate_size_mlp": 112,
+    },
     "mellum": {"head_dim": 16, "num_local_experts": 8, **_TWO_ROPES, **_MIXED_EXPERTS},
     "mimo_v2_flash": {
         "head_dim": 24,
@@ -341,9 +360,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-FEW = ("cohere2_moe", "glm4", "gpt2", "granite_swa", "minicpm3", "mixtral", "opt", "smollm3")
-"""Interleaved RoPE and experts, partial RoPE, Conv1D, sinks, latents, experts that transformers
-joins while it loads them, a head beside the decoder, and layers without RoPE."""
+FEW = (
+    *("cohere2_moe", "gemma4_text.shared", "glm4", "gpt2", "granite_swa", "llama4_text.nope"),
+    *("mimo_v2_flash", "minicpm3", "mixtral", "opt", "smollm3"),
+)
+"""Interleaved RoPE and experts, caches that layers share, partial RoPE, Conv1D, sinks, chunks,
+heads by layer, latents, experts that transformers joins, a head beside the decoder, and layers
+without RoPE."""
 
 HELD = {
     "deepseek_v2": "deepseek-v2",

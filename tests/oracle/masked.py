@@ -187,9 +187,10 @@ class CacheOf(NamedTuple):
 
 
 def caches_of(geometry: CacheGeometry, layer: int) -> list[CacheOf]:
-    """A layer's caches: one, or one for each of its head groups."""
+    """The caches that a layer reads: one, or one for each of its head groups."""
     if not geometry.slots.head_groups:
-        return [CacheOf(layer, geometry.layers[layer], slice(None))]
+        source = geometry.slots.source(layer)
+        return [CacheOf(source, geometry.shapes[source], slice(None))]
     first = sum(map(len, geometry.slots.head_groups[:layer]))
     groups = enumerate(geometry.slots.head_groups[layer], start=first)
     return [CacheOf(cache, geometry.layers[cache], list(heads)) for cache, heads in groups]
@@ -202,7 +203,7 @@ def voted(geometry: CacheGeometry, layer: int, kept: dict[int, Tensor], every: T
         for one in caches_of(geometry, layer)
     }
     if not geometry.slots.head_groups:
-        return masks[layer]
+        return next(iter(masks.values()))
     rows = [
         (head, row)
         for one in caches_of(geometry, layer)
@@ -226,7 +227,7 @@ class Memory:
         Latent attention has a key for each query head here, and one KV head in the memory.
         """
         total = key.shape[1]
-        if total == self.prompt_length:
+        if total == self.prompt_length and self.geometry.slots.source(layer) == layer:
             self._remember(layer, query, key, scoring)
         if total == self.prompt_length or self.geometry.policy == "full":
             return causal(query.shape[1], total)[None]
@@ -234,7 +235,7 @@ class Memory:
 
     def votes(self) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float64]]]:
         """Positions kept by each cache, and their distances from those dropped."""
-        caches = range(self.geometry.slots.num_caches)
+        caches = [cache.cache for cache in self.geometry.slots.caches]
         kept = [self.kept[cache].numpy() for cache in caches]
         return kept, [self.gaps[cache].numpy() for cache in caches]
 
@@ -265,6 +266,19 @@ def in_window(queries: int, keys: int, window: int | None) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries - reach + 1)
 
 
+def chunks(config: Any) -> list[int]:
+    """Each layer's chunk by config.json (Llama 4); 0: none."""
+    types = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    return [config.attention_chunk_size if kind == "chunked_attention" else 0 for kind in types]
+
+
+def in_chunk(queries: int, keys: int, chunk: int) -> Tensor:
+    """Bool [Q, N]: each query sees the keys from the last multiple of the chunk on; 0: all."""
+    rows = torch.arange(keys - queries, keys)[:, None]
+    begun = rows - rows % chunk if chunk else torch.zeros_like(rows)
+    return torch.arange(keys) >= begun
+
+
 def _attend(
     module: Any,
     query: Tensor,
@@ -286,6 +300,8 @@ def _attend(
     scoring = Scoring(scaling, softcap, one_set=hasattr(module, "kv_b_proj"))
     visible = memory.visible(module.layer_idx, query[0], key[0], scoring)
     visible = visible & in_window(query.shape[2], key.shape[2], sliding_window)
+    chunk = chunks(module.config)[module.layer_idx]
+    visible = visible & in_chunk(query.shape[2], key.shape[2], chunk)
     grouped = query.reshape(heads, -1, query.shape[2], dim)
     scores = grouped @ key[0][:, None].mT * scaling
     if softcap:

@@ -55,8 +55,9 @@ class RawBuild:
         self.directory = directory
         self.prefix = prefix
         self.manifest: dict[str, Any] = json.loads((directory / "manifest.json").read_text())
-        self.layers: int = self.manifest["model"]["num_hidden_layers"]
-        self.kv_heads: int | list[int] = self.manifest["model"]["num_key_value_heads"]
+        model = self.manifest["model"]
+        # The last layers may read the caches of earlier ones.
+        self.layers: int = len(set(model.get("cache_of", range(model["num_hidden_layers"]))))
         groups = [] if prefix else self.manifest["geometry"]["head_groups"]
         self.caches: int = sum(map(len, groups)) or self.layers
         self.chunk: int = self.manifest["prefill_chunk"]
@@ -135,10 +136,12 @@ class RawBuild:
     def _compressed(
         self, length: int, out: dict[str, Array], states: dict[int, Array]
     ) -> Compressed:
-        same = [self.kv_heads] * self.caches if isinstance(self.kv_heads, int) else self.kv_heads
-        none = [np.zeros((1, heads, 0), np.int64) for heads in same]
-        topk = [out.get(f"topk_positions.{i}", none[i])[0] for i in range(self.caches)]
-        return Compressed(length, present(out, self.caches), topk, states)
+        cache = present(out, self.caches)
+        topk = [
+            out.get(f"topk_positions.{i}", np.zeros((1, key.shape[1], 0), np.int64))[0]
+            for i, (key, _) in enumerate(cache)
+        ]
+        return Compressed(length, cache, topk, states)
 
 
 def prefill_and_compress(

@@ -94,25 +94,31 @@ class TurnMemory:
     voters: int = 0
     """Of the tokens that are fed next, the last ones, which are not kept."""
     kept: dict[int, Tensor] = field(default_factory=dict)
+    before: dict[int, Tensor] = field(default_factory=dict)
+    """By layer: the positions that a vote had kept when the tokens that are fed came."""
     gaps: list[float] = field(default_factory=list)
+    first: int = 0
 
     def visible(self, layer: int, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
         """Bool [Hkv,Q,N], or [1,Q,N] for all, for query [H,Q,D] and all keys [Hkv,N,D]."""
         (_, shape, _), *_ = caches = caches_of(self.geometry, layer)
         (_, rows, _), total = query.shape, key.shape[1]
-        every, first = torch.arange(total), total - rows
+        every = torch.arange(total)
+        if (source := self.geometry.slots.source(layer)) == layer:
+            self.first = total - rows  # layers that read another's cache take the last row alone
+            self.before[layer] = torch.zeros((1, total), dtype=torch.bool)
+            if caches[0].cache in self.kept:
+                self.before[layer] = voted(self.geometry, layer, self.kept, every)
+        first = self.first
         is_turn = first < sum(map(len, self.turns))
-        if caches[0].cache not in self.kept:
-            held_before = torch.zeros((1, total), dtype=torch.bool)
-        else:
-            held_before = voted(self.geometry, layer, self.kept, every)
         newest = first if is_turn else total
-        held = (every < shape.L_sink) | (every >= newest - shape.L_recent) | held_before
+        held = (every < shape.L_sink) | (every >= newest - shape.L_recent) | self.before[source]
         visible = held[:, None] & causal(rows, total)
         if is_turn:
             visible = visible | (causal(rows, total) & (every >= first))
             seen = visible[:, -1] & (every < total - self.voters)
-            self._vote(layer, query, key, seen, scoring)
+            if source == layer:
+                self._vote(layer, query, key, seen, scoring)
         return visible
 
     def _vote(self, layer: int, query: Tensor, key: Tensor, seen: Tensor, scoring: Scoring) -> None:
