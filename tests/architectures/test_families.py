@@ -9,10 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.architectures.listed import HELD
 from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
-from tests.oracle.families import FAMILIES, HELD, few_by_default
+from tests.oracle.families import FAMILIES, few_by_default
 
 torch.set_num_threads(1)
 

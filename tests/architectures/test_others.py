@@ -13,7 +13,8 @@ from transformers.models.auto.modeling_auto import (
 from snapexport.errors import UserError
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.decoders import load_decoder
-from tests.oracle.families import FAMILIES, HELD, OTHERS
+from tests.architectures.listed import HELD, OTHERS
+from tests.oracle.families import FAMILIES
 
 pytestmark = pytest.mark.architectures
 
