@@ -1,4 +1,4 @@
-"""Writes docs/reference/architectures.md from a run of tests/architectures.
+"""Writes the page of model types (PAGE) from a run of tests/architectures.
 
 `make architectures` runs both.
 """

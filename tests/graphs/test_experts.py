@@ -287,7 +287,7 @@ def test_a_routers_bias_is_a_tensor_of_the_checkpoint() -> None:
     ("changes", "said"),
     [
         ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than the 8 experts"),
-        ({"hidden_act": "gelu"}, "experts .* compute something else than a gated SiLU"),
+        ({"hidden_act": "gelu"}, "experts .* compute no gated SiLU"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
     ],
 )

@@ -19,6 +19,8 @@ from snapexport.build.selfcheck.sizes import Sizes
 from snapexport.build.stages import write_into
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.slots import Slots
 from snapexport.contract.targets import Target, capabilities
 from snapexport.contract.vote import Vote
@@ -60,24 +62,21 @@ def build_of(sample: Sample, resolved: ResolvedBuild, directory: Path) -> Build:
         texts={},
         decoder=decoder,
         model=model,
-        geometry=_geometry(resolved.geometry, model.sliding_window, sizes),
+        geometry=_geometry(resolved.geometry, model, sizes),
         prefill_chunk=sizes.chunk,
         prefill_capacities=[],
     )
     return write_into(directory, small, Silent())
 
 
-def _geometry(wanted: CacheGeometry, windows: Sequence[int], sizes: Sizes) -> CacheGeometry:
+def _geometry(wanted: CacheGeometry, model: ModelFacts, sizes: Sizes) -> CacheGeometry:
     """A small cache of a build's vote: its sinks and its stages, a short window and pool."""
     vote, part = wanted.vote, sizes.L_max // 8
     votes = wanted.votes or wanted.policy == "full"
     sinks = min(_SINKS, max(layer.L_sink for layer in wanted.layers))
-    slots = Slots(
-        len(windows),
-        L_sink=tuple(0 if window else sinks for window in windows),
-        L_recent=tuple(window or part for window in windows),
-        K=tuple(0 if window or not votes else part for window in windows),
-    )
+    voting = LayerGeometry(sinks, part, part if votes else 0)
+    shapes = [layer.ring(sizes.L_max) or voting for layer in model.cached.values()]
+    slots = Slots.of(shapes, model.num_hidden_layers, model.cache_of or ())
     small = Vote(
         L_obs=min(vote.L_obs, part),
         pool_kernel=min(vote.pool_kernel, _LONGEST_POOL),
