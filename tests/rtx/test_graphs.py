@@ -125,6 +125,13 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+FAMILIES = (
+    *("afmoe", "apertus", "cohere2_moe", "gemma4_text.heads", "glm4", "gpt2", "granite_swa"),
+    *("mimo_v2_flash", "minicpm3", "nanochat", "opt", "smollm3"),
+)
+BUILDS |= {f"{name} in its usual form": (name, {}, {}) for name in FAMILIES}
+
+
 def accepted_graphs(made: Build, softcapped: bool) -> None:
     """Assert that the library takes each graph, with the manifest's tensors and as many layers."""
     for name, entry in made.manifest.graphs.items():

@@ -2,7 +2,8 @@
 
 For query heads that share a KV head the kernel copies keys and values once for every query head,
 2.1 GB at 131,072 positions and 32 heads of 128. In this form it copies them once for every KV head,
-0.5 GB.
+0.5 GB. Heads that share none stay as they are: the builder of TensorRT for RTX 1.7 has no kernel
+for one head of each of several batches.
 """
 
 import onnx_graphsurgeon as gs
@@ -15,6 +16,8 @@ def fused_by_kv_head(graph: gs.Graph, inputs: list[gs.Tensor], is_causal: bool) 
     query, key, value, *mask = inputs
     batch, heads, rows, head_dim = query.shape
     kv_heads = key.shape[1]
+    if heads == kv_heads:
+        return node(graph, "Attention", inputs, scale=1.0, is_causal=int(is_causal))
     shape = int64s(graph, kv_heads, heads // kv_heads, rows, head_dim)
     (folded,) = node(graph, "Reshape", [query, shape])
     states = [_as_batch(graph, state) for state in (key, value)]
