@@ -6,10 +6,13 @@ magnitude gets q = 0, since -8 has a larger magnitude than 7 (as in llama.cpp's 
 with zeros to whole blocks.
 
 Experts' stacks [E,N,K] become [E,N,K/2] and [E,N,K/32]. They stay whole if their K is no multiple
-of 32, which ONNX Runtime's QMoE does not take. Routers stay whole: they choose.
+of 32, which ONNX Runtime's QMoE does not take. Routers stay whole: they choose. So do matrices of
+fewer than 32 rows or columns, such as a shared expert's gate. A weight that lies as [K,N] (GPT-2)
+is transposed while it is written: its parts have `.transposed` before their endings.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +20,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from snapexport.errors import UserError
+from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.link import Traced
+from snapexport.exporter.moved_weights import swapped
 from snapexport.exporter.tensor_file import NUMPY_DTYPE, Progress, Tensor, WeightWriter, blocks
 from snapexport.graphs.markers import BLOCK_EXPERTS, BLOCK_MATMUL, EXPERTS, TRACE_DOMAIN
 
 BLOCK = 32
-_PACKED, _SCALES = ".int4", ".scales"
+_PACKED, _SCALES, _TRANSPOSED = ".int4", ".scales", ".transposed"
 
 
 def parts(name: str) -> tuple[str, str]:
@@ -44,20 +49,47 @@ def marked(trace: Traced) -> Traced:
     routers = _routers(model)
     for experts in [n for n in model.graph if (n.domain, n.op_type) == (TRACE_DOMAIN, EXPERTS)]:
         sources = sources | _mark_experts(model, experts, sources)
-    for transpose in [n for n in model.graph if n.op_type == "Transpose"]:
-        weight, transposed = transpose.inputs[0], transpose.outputs[0]
-        assert weight is not None
-        if weight.name in sources and _is_matrix(weight) and weight not in routers:
-            made = _parts(model, weight)
-            for product in list(transposed.consumers()):
-                _replace(model.graph, product, transposed, made, weight)
-            model.graph.remove(transpose, safe=True)
+    for name in list(sources):
+        weight = model.graph.initializers[name]
+        if weight not in routers and _is_large_matrix(weight):
+            made = _mark_products(model, weight)
             sources = sources | {str(p.name): _part_of(sources, weight, p) for p in made}
     return Traced(model, {name: one for name, one in sources.items() if _is_read(model, name)})
 
 
-def _is_matrix(weight: ir.Value) -> bool:
-    return weight.shape is not None and len(weight.shape) == 2
+def with_transposed(checkpoint: Checkpoint, traces: Iterable[Traced]) -> Checkpoint:
+    """The checkpoint with the transposed weights that marked traces read."""
+    read = {whole(source) for trace in traces for source in trace.sources.values()}
+    turned = {
+        name: swapped(checkpoint.tensors[name.removesuffix(_TRANSPOSED)])
+        for name in sorted(read)
+        if name.endswith(_TRANSPOSED)
+    }
+    return replace(checkpoint, tensors={**checkpoint.tensors, **turned})
+
+
+def _is_large_matrix(weight: ir.Value) -> bool:
+    shape = weight.shape
+    return shape is not None and len(shape) == 2 and min(shape.numpy()) >= BLOCK
+
+
+def _mark_products(model: ir.Model, weight: ir.Value) -> tuple[ir.Value, ...]:
+    """Replace the products with a weight by markers. Returns the new parts; none without one."""
+    made: tuple[ir.Value, ...] = ()
+    for node in list(weight.consumers()):
+        if node.op_type == "Transpose":
+            made = made or _parts(model, weight)
+            (transposed,) = node.outputs
+            for product in list(transposed.consumers()):
+                assert product.op_type == "MatMul" and product.inputs[1] is transposed, product
+                _replace(model.graph, product, made, _shape(weight))
+            model.graph.remove(node, safe=True)
+        elif node.op_type == "Gemm" and node.inputs[1] is weight:
+            lies = bool(node.attributes["transB"].as_int())
+            made = made or _parts(model, weight, transposed=not lies)
+            rows, columns = _shape(weight) if lies else _shape(weight)[::-1]
+            _replace(model.graph, node, made, (rows, columns))
+    return made
 
 
 def _routers(model: ir.Model) -> set[ir.Value]:
@@ -127,13 +159,16 @@ def _part_shapes(whole: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ..
     return (*leading, *packed), (*leading, count)
 
 
-def _parts(model: ir.Model, weight: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Two new initializers without data."""
+def _parts(
+    model: ir.Model, weight: ir.Value, transposed: bool = False
+) -> tuple[ir.Value, ir.Value]:
+    """Two new initializers without data. transposed: of a weight [K,N]."""
     assert weight.dtype is not None
-    packed, scales = _part_shapes(_shape(weight))
+    shape, turned = (_shape(weight)[::-1], _TRANSPOSED) if transposed else (_shape(weight), "")
+    packed, scales = _part_shapes(shape)
     made = (
-        _initializer(weight, _PACKED, ir.DataType.UINT8, packed),
-        _initializer(weight, _SCALES, weight.dtype, scales),
+        _initializer(weight, turned + _PACKED, ir.DataType.UINT8, packed),
+        _initializer(weight, turned + _SCALES, weight.dtype, scales),
     )
     for part in made:
         model.graph.initializers[str(part.name)] = part
@@ -147,15 +182,10 @@ def _initializer(
 
 
 def _replace(
-    graph: ir.Graph,
-    product: ir.Node,
-    transposed: ir.Value,
-    made: tuple[ir.Value, ir.Value],
-    weight: ir.Value,
+    graph: ir.Graph, product: ir.Node, made: tuple[ir.Value, ...], shape: tuple[int, ...]
 ) -> None:
-    """x @ Transpose(W) -> BlockMatMul(x, made), with the same output."""
-    assert product.op_type == "MatMul" and product.inputs[1] is transposed, product
-    rows, columns = _shape(weight)
+    """x @ W^T [+ bias] -> BlockMatMul(x, made) [+ bias], with the same output. shape: of W."""
+    rows, columns = shape
     marker = ir.node(
         BLOCK_MATMUL,
         [product.inputs[0], *made],
@@ -163,8 +193,10 @@ def _replace(
         domain=TRACE_DOMAIN,
         num_outputs=1,
     )
+    bias = product.inputs[2] if len(product.inputs) > 2 else None
+    nodes = [marker] if bias is None else [marker, ir.node("Add", [marker.outputs[0], bias])]
     ir.convenience.replace_nodes_and_values(
-        graph, product, [product], [marker], product.outputs, marker.outputs
+        graph, product, [product], nodes, product.outputs, nodes[-1].outputs
     )
 
 

@@ -1,4 +1,4 @@
-"""A stack of matrices with its last two axes swapped, matrix by matrix."""
+"""A matrix, or a stack of them, with its last two axes swapped, matrix by matrix."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from snapexport.exporter.tensor_file import NUMPY_DTYPE, Calculated, Tensor, blo
 
 @dataclass(frozen=True)
 class Swapped(Calculated):
-    """A stored tensor [E,N,K] as [E,K,N]. One matrix at a time is in memory."""
+    """A stored tensor [N,K] or [E,N,K] as [K,N] or [E,K,N]. One matrix at a time is in memory."""
 
     stored: Tensor
 
@@ -22,12 +22,12 @@ class Swapped(Calculated):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        count, rows, columns = self.stored.shape
-        return count, columns, rows
+        *count, rows, columns = self.stored.shape
+        return *count, columns, rows
 
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks of as few whole matrices as possible."""
-        _, rows, columns = self.stored.shape
+        *_, rows, columns = self.stored.shape
         for block in blocks(self.stored, lcm(rows * columns, multiple), 1):
             if is_hole(block):
                 yield hole(block.size, NUMPY_DTYPE[self.dtype])

@@ -20,12 +20,17 @@ from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter import int4
+from snapexport.exporter.architectures.families import family_of
+from snapexport.exporter.link import Traced
+from snapexport.exporter.probe import look
+from snapexport.exporter.trace import trace_decode
 from snapexport.graphs.targets.moe import MoE
 from snapexport.runtime.requests.llm import LLM
 from tests.exporter.test_weights import weights_of
 from tests.graphs import bodies
 from tests.graphs import test_experts as experts
 from tests.oracle import checkpoints
+from tests.oracle.families import config_of
 
 Array = NDArray[np.float32]
 
@@ -211,6 +216,52 @@ def test_int4_build_quantizes_experts_and_no_router(
     assert main(["diff", str(made.directory), "--model", str(model), *flags]) == 0
     found = json.loads(capsys.readouterr().out)["differences"]
     assert all(one["quantized"] for one in found)
+
+
+def test_int4_build_of_gpt2_equals_transformers_with_the_rounded_weights(tmp_path: Path) -> None:
+    """All twelve matrices and the head are quantized, though GPT-2's lie as [K,N]."""
+    model = checkpoints.make("gpt2", tmp_path / "m")
+    options = {"L_max": 64, "policy": "full", "prefill_chunk": 32, "weights": "int4"}
+    made = build(model, tmp_path / "b", **options)
+    kept, parts = load_file(model / "model.safetensors"), weights_of(made)
+    names = {int4.whole(part) for part in parts if int4.whole(part) != part}
+    assert len(names) == 13
+    for name in names:
+        packed, scales = (parts[part].numpy() for part in int4.parts(name))
+        original = kept[name.removesuffix(".transposed")]
+        is_turned = name.endswith(".transposed")
+        columns = original.shape[0 if is_turned else 1]
+        values = torch.from_numpy(dequantized(packed, scales, columns))
+        original.copy_(values.T if is_turned else values)
+    rounded = tmp_path / "rounded"
+    rounded.mkdir()
+    (rounded / "config.json").write_bytes((model / "config.json").read_bytes())
+    save_file(kept, rounded / "model.safetensors", {"format": "pt"})
+    prompt = np.random.default_rng(0).integers(3, 250, 50).tolist()
+    got = LLM(made.directory).executor.prefill_prompt(0, prompt).logits.copy()
+    noise = np.abs(got - logits(rounded, prompt)).mean()
+    assert noise < 0.25 * np.abs(got - logits(model, prompt)).mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "router", "experts"),
+    [
+        ("ernie4_5_moe", "mlp.gate.weight", {"moe_num_experts": 40}),
+        ("granitemoe", "block_sparse_moe.router.weight", {"num_local_experts": 40}),
+        ("mixtral", "mlp.gate.weight", {"num_local_experts": 40}),
+        ("qwen2_moe", "mlp.gate.weight", {"num_experts": 40}),
+    ],
+)
+def test_int4_leaves_routers_and_gates_of_one_row_whole(
+    name: str, router: str, experts: dict[str, int]
+) -> None:
+    config = config_of(name, **experts)
+    decoder = look(config, family_of("", config.model_type))
+    trace = int4.marked(Traced.of(trace_decode(decoder, torch.float32), decoder))
+    whole = {one.partition(".layers.1.")[2] for one in trace.sources if one == int4.whole(one)}
+    assert {one for one in whole if "gate." in one or "router" in one} >= {router}
+    assert not any(int4.whole(one) != one and router in one for one in trace.sources)
+    assert any(one.endswith("self_attn.o_proj.weight.int4") for one in trace.sources)
 
 
 def test_experts_of_a_width_without_whole_blocks_are_not_quantized(tmp_path: Path) -> None:

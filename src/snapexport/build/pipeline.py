@@ -174,6 +174,7 @@ def _quantized(
         return fp8.keep(traced, checkpoint, options.dtype)
     if options.weights == "int4":
         traced = {name: int4.marked(trace) for name, trace in traced.items()}
+        checkpoint = int4.with_transposed(checkpoint, traced.values())
     return checkpoint, traced
 
 
