@@ -20,7 +20,7 @@ REAL_MODEL := build/real-model
 TEXTS  := $(REAL_MODEL)/documents
 SERVED := build/served.build
 
-.PHONY: help setup demo test test-slow test-rtx rtx-matrix test-triton test-dynamo real-model fuzz \
+.PHONY: help setup demo test test-slow architectures test-rtx rtx-matrix test-triton test-dynamo real-model fuzz \
 	fuzz-short fuzz-http fuzz-http-short soak planted-faults lint types check studies plugins gpu-check goldens clean
 
 setup: $(STAMP)          ## the environment of everything but Triton's and Dynamo's tests
@@ -34,11 +34,16 @@ demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
 # Compiled modules are kept, whatever the environment says: workers and started processes load them.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)           ## all tests but the slow ones
-	$(PYTEST) -m "not slow" --ignore tests/rtx --ignore tests/real_model
+	$(PYTEST) -m "not slow and not architectures" --ignore tests/rtx --ignore tests/real_model
 
 test-slow: export PYTHONDONTWRITEBYTECODE =
 test-slow: $(STAMP)      ## the slow tests: ranks, processes, hostile requests, and what few builds have
 	$(PYTEST) -m slow --ignore tests/rtx --ignore tests/real_model
+
+architectures: export PYTHONDONTWRITEBYTECODE =
+architectures: $(STAMP)  ## every decoder of transformers against it, and the page of results, 20 minutes
+	$(PYTEST) tests/architectures tests/exporter/test_conversion.py --junitxml build/architectures.xml
+	$(BIN)/python tools/architectures.py build/architectures.xml
 
 test-rtx: $(STAMP)       ## the real TensorRT for RTX parses and builds every graph, on a CPU
 	$(PYTEST) tests/rtx

@@ -60,7 +60,7 @@ class Converted(Calculated):
     target: str
     collected: _Collected
     model: Any
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = ()
 
     @property
     def dtype(self) -> str:

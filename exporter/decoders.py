@@ -24,6 +24,11 @@ def load_decoder(
     of sequences by which one set of a longrope's frequencies is chosen.
     """
     family, found = require_readable(checkpoint), _config(checkpoint)
+    if getattr(found, "is_encoder_decoder", False):
+        raise UserError(
+            "the model is an encoder with a decoder",
+            "use a checkpoint of a causal language model",
+        )
     text = found.get_text_config(decoder=True)
     whole = None if text is found else found
     family = _known_family(family, found, is_whole=whole is not None)

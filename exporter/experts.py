@@ -14,21 +14,21 @@ from typing import Any
 from torch import Tensor, nn
 from torch.onnx import ops as onnx_ops
 
+from snapexport.exporter.architectures import ExpertForm
 from snapexport.exporter.derived.experts import WEIGHTS
 from snapexport.graphs.markers import EXPERTS, TRACE_DOMAIN
 
 
-def mark_experts(model: nn.Module) -> None:
-    """Replace the forward of every module of experts."""
+def mark_experts(model: nn.Module, form: ExpertForm) -> None:
+    """Replace the forward of every module of experts, which all have this form."""
     for module in model.modules():
         if type(module).__name__.endswith("Experts"):
-            _rename_weights(module)
-            module.forward = functools.partial(_forward, module)
+            _rename_weights(module, form.transposed)
+            module.forward = functools.partial(_forward, module, form)
 
 
-def _rename_weights(module: Any) -> None:
+def _rename_weights(module: Any, transposed: bool) -> None:
     """Give a module the weights of the marker, which lie as [E,rows,columns]."""
-    transposed = getattr(module, "is_transposed", False)
     for stored, name in WEIGHTS.items():
         if (weight := getattr(module, stored, None)) is not None:
             delattr(module, stored)
@@ -38,20 +38,19 @@ def _rename_weights(module: Any) -> None:
 
 
 def _forward(
-    module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+    module: Any,
+    form: ExpertForm,
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
 ) -> Tensor:
     """Hidden states [N,H], the experts of each [N,k] and their weights [N,k] -> [N,H]."""
     weights = [getattr(module, name, None) for name in WEIGHTS.values()]
     routing = hidden_states, top_k_index, top_k_weights.to(hidden_states.dtype)
-    has_gpt_oss_activation = hasattr(module, "alpha")
     return onnx_ops.symbolic(
         f"{TRACE_DOMAIN}::{EXPERTS}",
         (*routing, *(weight for weight in weights if weight is not None)),
-        {
-            "alpha": float(getattr(module, "alpha", 1.0)),
-            "beta": 1.0 if has_gpt_oss_activation else 0.0,
-            "limit": float(getattr(module, "limit", 0.0)),
-        },
+        {"alpha": form.alpha, "beta": form.beta, "limit": form.limit},
         dtype=hidden_states.dtype,
         shape=hidden_states.shape,
         version=1,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from snapexport.exporter.architectures import Decoder
 
-_LISTS = ("layers", "h", "blocks")
+_LISTS = ("layers", "layer", "h", "blocks")
 """transformers' names of a decoder's list of layers."""
 _WARNS_OF_PADS = "warn_if_padding_and_no_attention_mask"
 
@@ -35,23 +35,32 @@ def make_model(
 
     Under whatever device or mode is set. Raises what transformers' constructors raise.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.initialization import no_init_weights
 
-    config = copy.deepcopy(config)
-    if whole is None:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    else:
-        whole = copy.deepcopy(whole)
-        whole.text_config = config
-        whole._attn_implementation = config._attn_implementation
-        model = AutoModelForImageTextToText.from_config(whole, dtype=dtype, trust_remote_code=False)
-        # Text never passes through the other parts, and their weights are not built.
-        parts = [name for name, _ in model.model.named_children() if name != "language_model"]
-        for name in parts:
-            delattr(model.model, name)
+    # Some look at the numbers that they initialize, which fake tensors don't have.
+    with no_init_weights():
+        model = _constructed(copy.deepcopy(config), copy.deepcopy(whole), dtype)
+    model.tie_weights()
     for module in model.modules():
         if hasattr(module, _WARNS_OF_PADS):  # it reads token ids, which a trace doesn't have
             setattr(module, _WARNS_OF_PADS, _do_nothing)
+    return model
+
+
+def _constructed(
+    config: "PretrainedConfig", whole: "PretrainedConfig | None", dtype: torch.dtype | None
+) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    if whole is None:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    whole.text_config = config
+    whole._attn_implementation = config._attn_implementation
+    model = AutoModelForImageTextToText.from_config(whole, dtype=dtype, trust_remote_code=False)
+    # Text never passes through the other parts, and their weights are not built.
+    parts = [name for name, _ in model.model.named_children() if name != "language_model"]
+    for name in parts:
+        delattr(model.model, name)
     return model
 
 
@@ -97,7 +106,10 @@ def path_of_decoder(model: Any) -> str:
     found = language if language is not None else model.get_decoder()
     paths = {module: str(path) for path, module in model.named_modules() if path}
     usual = str(model.base_model_prefix)
-    return paths.get(found) or (usual if hasattr(model, usual) else "model")
+    # ModernBERT calls its head `decoder`.
+    if found in paths and any(isinstance(part, nn.ModuleList) for part in found.modules()):
+        return paths[found]
+    return usual if hasattr(model, usual) else "model"
 
 
 def path_of_layers(model: Any, decoder: str) -> str:
@@ -112,7 +124,7 @@ def path_of_layers(model: Any, decoder: str) -> str:
     outer = [name for name in lists if name.count(".") == least]
     if len(outer) != 1:
         raise UserError(
-            f"the model has {len(outer)} lists of layers, one after another or none",
+            f"the model has {len(outer)} lists of layers",
             "only decoders whose layers follow one another can be built",
         )
     return f"{decoder}.{outer[0]}"
@@ -132,10 +144,9 @@ def keep_layers(model: Any, decoder: str, layers: str, depth: Sequence[int]) -> 
     for index in depth:
         layer = listed[index]
         kept.append(copy.deepcopy(layer) if any(layer is other for other in kept) else layer)
-    for name in ("layer_types", "mlp_layer_types"):
-        types = getattr(config, name, None)
-        if isinstance(types, list) and len(types) == len(listed):
-            setattr(config, name, [types[index] for index in depth])
+    for name, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == len(listed):  # of each layer, such as its type
+            setattr(config, name, [value[index] for index in depth])
     config.num_hidden_layers = len(kept)
     del listed[:]
     listed.extend(kept)

@@ -22,11 +22,9 @@ class NotRepeatableError(Exception):
 
 def traced_places(decoder: Decoder) -> list[int] | None:
     """The first layer and one more of each kind, which stand for all. None: each is traced."""
-    if decoder.layers_read_their_own:
-        return None
     kinds = decoder.kinds
-    further = [_another(kinds, kind) for kind in dict.fromkeys(kinds)]
-    return [0, *further]
+    places = [0, *(_another(kinds, kind) for kind in dict.fromkeys(kinds))]
+    return None if decoder.layers_read_their_own or len(places) > len(kinds) else places
 
 
 def _another(kinds: Sequence[int], kind: int) -> int:

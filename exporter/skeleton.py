@@ -90,16 +90,28 @@ def _rms_norm(norm: RMSNorm, module: Any, hidden_states: Tensor) -> Tensor:
 def _apply_rotary_pos_emb(
     form: Rope, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, Tensor]:
+    return _rotated(form, query, cos, sin), _rotated(form, key, cos, sin)
+
+
+def _rotated(form: Rope, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = angles_of(form, cos), angles_of(form, sin)
     rotated = 2 * cos.shape[-1]
-    rotate = functools.partial(
-        onnx_ops.rotary_embedding,
+    return onnx_ops.rotary_embedding(
+        states,
         cos_cache=cos,
         sin_cache=sin,
-        rotary_embedding_dim=rotated if rotated < query.shape[-1] else 0,  # 0: all of a head
+        rotary_embedding_dim=rotated if rotated < states.shape[-1] else 0,  # 0: all of a head
         interleaved=form.interleaved,
     )
-    return rotate(query), rotate(key)
+
+
+def _apply_rotary_pos_emb_alone(
+    form: Rope, states: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> Tensor:
+    """Of queries or keys [B,H,C,D], or of [B,C,H,D] with unsqueeze_dim=2."""
+    if unsqueeze_dim == 1:
+        return _rotated(form, states, cos, sin)
+    return _rotated(form, states.transpose(1, 2), cos, sin).transpose(1, 2)
 
 
 @contextmanager
@@ -127,12 +139,14 @@ def skeleton(
     _mark_norms(model, decoder)
     if decoder.latent:
         mark_latent_attention(model, inside, decoder.interleaved_latents)
-    mark_experts(model)
+    if decoder.expert_form:
+        mark_experts(model, decoder.expert_form)
     _keep_in_fp32(model)
     modeling: Any = modeling_of(model, names.decoder)
     original = getattr(modeling, APPLY, None)
     if decoder.rope:
-        setattr(modeling, APPLY, functools.partial(_apply_rotary_pos_emb, decoder.rope))
+        apply = _apply_rotary_pos_emb_alone if decoder.rope.alone else _apply_rotary_pos_emb
+        setattr(modeling, APPLY, functools.partial(apply, decoder.rope))
     try:
         yield model, fake
     finally:

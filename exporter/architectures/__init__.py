@@ -7,6 +7,7 @@ but `families.py`, which holds what can't be seen.
 from snapexport.exporter.architectures.config import model_facts, require_readable
 from snapexport.exporter.architectures.decoder import (
     Decoder,
+    ExpertForm,
     ExpertSizes,
     Layer,
     Names,
@@ -18,6 +19,7 @@ from snapexport.exporter.architectures.families import HELD, Family, InGguf
 __all__ = [
     "HELD",
     "Decoder",
+    "ExpertForm",
     "ExpertSizes",
     "Family",
     "InGguf",

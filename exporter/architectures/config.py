@@ -139,8 +139,9 @@ def _ropes(config: "PretrainedConfig") -> list[dict[str, Any]]:
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if not rope:
         return []
-    nested = [value for value in rope.values() if isinstance(value, dict)]
-    return nested if len(nested) == len(rope) else [rope]
+    # A type of layers without RoPE has None.
+    by_type = all(value is None or isinstance(value, dict) for value in rope.values())
+    return [value for value in rope.values() if value] if by_type else [rope]
 
 
 def model_facts(decoder: Decoder, checkpoint: Checkpoint) -> ModelFacts:

@@ -22,6 +22,21 @@ class ExpertSizes(NamedTuple):
     width: int
 
 
+@dataclass(frozen=True)
+class ExpertForm:
+    """How stacks of experts lie, and what the experts compute (EXPERTS of graphs/markers.py).
+
+    transposed: [E,K,N] instead of [E,N,K]. in_turn: row 2i is a gate and 2i + 1 its up; else all
+    gates lie before all ups.
+    """
+
+    transposed: bool = False
+    in_turn: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm:
     """How the model's modules of one class normalize.
@@ -42,10 +57,14 @@ second half; at 2i and 2i + 1; or at i, with one for each pair."""
 
 @dataclass(frozen=True)
 class Rope:
-    """How `apply_rotary_pos_emb` rotates. interleaved: pairs are channels 2i and 2i + 1."""
+    """How `apply_rotary_pos_emb` rotates. interleaved: pairs are channels 2i and 2i + 1.
+
+    alone: it takes queries or keys, not both.
+    """
 
     frequencies: Frequencies
     interleaved: bool
+    alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +112,10 @@ class Decoder:
     depth: the indices of the layers that are left of the model, in order. norms: {class of a
     module: its form}; others are traced as they are. rope: None if it is traced as it is.
     latent: whether attention is latent (MLA); interleaved_latents: whether its RoPE turns channels
-    2i and 2i + 1. swapped_experts: stacks of experts lie as [E,K,N], with gates and ups in turn
-    (gpt-oss). layers_read_their_own: an input that is not every other layer's, or another
-    layer's cache, so that each has to be traced. never_sampled: tokens that stand for an image or a
-    sound in a prompt. longrope: which set of RoPE's frequencies holds for every sequence.
+    2i and 2i + 1. expert_form: None without experts. layers_read_their_own: an input that is not
+    every other layer's, or another layer's cache, so that each has to be traced. never_sampled:
+    tokens that stand for an image or a sound in a prompt. longrope: which set of RoPE's frequencies
+    holds for every sequence.
     """
 
     config: "PretrainedConfig"
@@ -109,7 +128,7 @@ class Decoder:
     rope: Rope | None = None
     latent: bool = False
     interleaved_latents: bool = False
-    swapped_experts: bool = False
+    expert_form: ExpertForm | None = None
     layers_read_their_own: bool = False
     never_sampled: tuple[int, ...] = ()
     longrope: Literal["long", "short"] | None = None

@@ -85,6 +85,8 @@ FIELDS: Mapping[str, Range] = {
     "final_logit_softcapping": Real(0, 1e9),
 }
 """By their names in config.json. Null is for transformers to judge."""
+PER_LAYER = ("intermediate_size",)
+"""Fields that may be a list, with a number for each layer (Gemma 3n)."""
 
 _FACTOR = Real(0, 1e6)
 ROPE_FIELDS: Mapping[str, Range] = {
@@ -121,7 +123,8 @@ def require_ranges(fields: Mapping[str, Any], ranges: Mapping[str, Range] = FIEL
     """Raise UserError, with the field's name, for a value outside of its range."""
     for name, allowed in ranges.items():
         value = fields.get(name)
-        if value is not None and not allowed.holds(value):
+        values = value if isinstance(value, list) and name in PER_LAYER else [value]
+        if any(found is not None and not allowed.holds(found) for found in values):
             raise UserError(f"config.json: {name} is {value!r:.100}, not {allowed}", CORRECT)
 
 
@@ -220,6 +223,8 @@ def require_groups(config: Any) -> None:
     names = ("n_group", "topk_group", "n_routed_experts")
     groups, chosen, experts = (getattr(config, name, None) for name in names)
     if method == _GREEDY or not experts or not all(hasattr(config, name) for name in names):
+        return
+    if groups is None and chosen is None:
         return
     if groups is None or chosen is None or chosen > groups:
         raise UserError(f"config.json: topk_group {chosen} of n_group {groups} groups", CORRECT)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived.experts import stacked_experts, unstacked_experts
-from snapexport.exporter.derived.swapped_experts import swapped_back, swapped_experts
 from snapexport.exporter.latent_attention import joined_up_projections, split_up_projections
 
 if TYPE_CHECKING:
@@ -18,9 +17,8 @@ def with_derived(checkpoint: Checkpoint, decoder: Decoder) -> Checkpoint:
     tensors = dict(checkpoint.tensors)
     if decoder.latent:
         tensors |= split_up_projections(checkpoint.tensors, decoder.config)
-    if decoder.experts:
-        stacks = swapped_experts if decoder.swapped_experts else stacked_experts
-        tensors |= stacks(checkpoint.tensors)
+    if decoder.expert_form:
+        tensors |= stacked_experts(checkpoint.tensors, decoder.expert_form)
     return replace(checkpoint, tensors=tensors)
 
 
@@ -29,7 +27,6 @@ def originals(stored: "dict[str, Tensor]", decoder: Decoder) -> "dict[str, Tenso
     found = dict(stored)
     if decoder.latent:
         found |= joined_up_projections(stored)
-    if decoder.experts:
-        stacks = swapped_back if decoder.swapped_experts else unstacked_experts
-        found |= stacks(stored)
+    if decoder.expert_form:
+        found |= unstacked_experts(stored, decoder.expert_form)
     return found

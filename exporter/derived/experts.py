@@ -5,7 +5,7 @@
 
 One layout serves all targets: ONNX Runtime's MoE takes no other (swiglu_fusion = 1). A checkpoint
 has a matrix for each expert and projection, or transformers' stacks: gate_up_proj [E,2I,H] with the
-gates' rows first, and down_proj.
+gates' rows first, and down_proj; or in the other ways that an `ExpertForm` tells.
 """
 
 import re
@@ -16,7 +16,9 @@ from math import prod
 
 import torch
 
+from snapexport.exporter.architectures import ExpertForm
 from snapexport.exporter.derived.stack import InTurn, Rows, RowsInTurn, Stack
+from snapexport.exporter.moved_weights import swapped
 from snapexport.exporter.tensor_file import Tensor
 from snapexport.files.safetensors import TensorSpan
 
@@ -32,6 +34,7 @@ WEIGHTS = {
 _APART = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """A stack's name -> the matrices that each expert has of it."""
 _STACK = re.compile(r"(?P<stem>.*\.experts)\.(?P<name>gate_up_proj|down_proj)")
+_BIAS = re.compile(r"(?P<stem>.*\.experts)\.(?P<name>gate_up_proj_bias|down_proj_bias)")
 _FIRST = re.compile(r"(?P<stem>.*\.experts)\.0\.(?P<name>gate_proj|down_proj)\.weight")
 
 
@@ -56,7 +59,7 @@ def stored_shapes(
     return shapes
 
 
-def stacked_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def stacked_experts(tensors: Mapping[str, Tensor], form: ExpertForm) -> dict[str, Tensor]:
     """The stacks of every layer with experts, by the names of the trace's weights."""
     stacks: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -67,7 +70,10 @@ def stacked_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             )
         elif found := _STACK.fullmatch(name):
             whole = WEIGHTS[found["name"]]
-            stacks[f"{found['stem']}.{whole}"] = _in_turn(tensor, whole)
+            lies = swapped(tensor) if form.transposed else tensor
+            stacks[f"{found['stem']}.{whole}"] = lies if form.in_turn else _in_turn(lies, whole)
+        elif found := _BIAS.fullmatch(name):
+            stacks[f"{found['stem']}.{WEIGHTS[found['name']]}"] = tensor
     return stacks
 
 
@@ -112,12 +118,18 @@ def _rows(stack: TensorSpan, first: int, rows: int) -> TensorSpan:
     return replace(stack, offset=offset, nbytes=rows * row, shape=shape)
 
 
-def unstacked_experts(stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def unstacked_experts(
+    stored: Mapping[str, torch.Tensor], form: ExpertForm
+) -> dict[str, torch.Tensor]:
     """transformers' stacks of a build's weights."""
     stacks: dict[str, torch.Tensor] = {}
     for name, weight in stored.items():
-        if name.endswith(f".experts.{GATE_UP}"):
-            stacks[f"{name}_proj"] = torch.cat((weight[:, 0::2], weight[:, 1::2]), dim=1)
-        elif name.endswith(f".experts.{DOWN}"):
-            stacks[f"{name}_proj"] = weight
+        for theirs, ours in WEIGHTS.items():
+            if name.endswith(f".experts.{ours}"):
+                lies = weight
+                if ours == GATE_UP and not form.in_turn:
+                    lies = torch.cat((weight[:, 0::2], weight[:, 1::2]), dim=1)
+                if form.transposed and weight.ndim == 3:
+                    lies = lies.mT
+                stacks[name.removesuffix(ours) + theirs] = lies
     return stacks

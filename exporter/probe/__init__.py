@@ -23,14 +23,16 @@ from snapexport.exporter.models import (
     path_of_layers,
 )
 from snapexport.exporter.probe.attention import IMPLEMENTATION, record
-from snapexport.exporter.probe.experts import require_gated
+from snapexport.exporter.probe.experts import form_of_experts
 from snapexport.exporter.probe.latent import interleaves, is_latent
 from snapexport.exporter.probe.layers import (
     layers_of,
     read_their_own,
     require_no_states,
+    require_one_call_each,
     require_said_types,
 )
+from snapexport.exporter.probe.locality import require_local
 from snapexport.exporter.probe.norms import norms_of
 from snapexport.exporter.probe.rope import require_said_ropes, rope_of
 from snapexport.exporter.quiet import quiet
@@ -70,11 +72,13 @@ def _look(
     require_no_states(model, names.layers)
     with quiet():
         norms = norms_of(model)
-        swapped = require_gated(model)
+        expert_form = form_of_experts(model)
         recorded = record(model, names.decoder, names.layers)
+        require_one_call_each(model, recorded, names.layers)
         layers = layers_of(model, recorded, names.layers, position_limit(config))
         require_said_types(config, layers)
         require_said_ropes(config, inside)
+        require_local(inside, names.layers.removeprefix(f"{names.decoder}."))
         widest = max(layers, key=lambda layer: layer.key_dim)
         latent = is_latent(model)
         return Decoder(
@@ -88,7 +92,7 @@ def _look(
             rope=None if latent else rope_of(modeling_of(model, names.decoder), inside, widest),
             latent=latent,
             interleaved_latents=latent and interleaves(model, names.decoder),
-            swapped_experts=swapped,
+            expert_form=expert_form,
             layers_read_their_own=read_their_own(recorded, layers),
             never_sampled=_tokens_of_media(whole, config.vocab_size) if whole else (),
         )
@@ -109,7 +113,7 @@ def _made(config: "PretrainedConfig", whole: "PretrainedConfig | None") -> Any:
             if IMPLEMENTATION not in str(error):
                 raise
             raise UserError(
-                "the model computes attention in code of its own, not by transformers' interface",
+                "the model attends by code of its own, not by transformers' interface",
                 "only decoders that call transformers' attention interface can be built",
             ) from None
 

@@ -1,7 +1,8 @@
 """Records how each layer of a model calls attention, on tensors without memory."""
 
+import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -15,7 +16,9 @@ from snapexport.errors import UserError
 from snapexport.exporter.models import hidden_states_of, modeling_of
 
 IMPLEMENTATION = "snapexport_probe"
-_TOKENS = 8
+_FEW, MANY = 8, 300
+"""Tokens: few for recurrent states, which take them one by one, and more than any rate by which a
+model compresses positions for itself."""
 
 _KNOWN = ("scaling", "sliding_window", "softcap", "s_aux")
 """Arguments of attention that markers express."""
@@ -33,15 +36,35 @@ _FULL, _SLIDING, _CHUNKED = (
 _UNLIKE = "only layers that call transformers' attention once can be built"
 
 
-@dataclass(frozen=True)
-class Mask:
-    """Stands for the mask that a function would make. narrowed: by a further function."""
+class Mask(Tensor):
+    """Stands for the mask that a function would make, also if it is cut or converted.
+
+    kind: the function. narrowed: by a further function.
+    """
 
     kind: str
     narrowed: bool
 
-    def __getitem__(self, _: Any) -> "Mask":
-        return self
+    @classmethod
+    def made_by(cls, tokens: int, kind: str, narrowed: bool) -> "Mask":
+        made: Mask = torch.zeros(1, 1, tokens, tokens, device="meta").as_subclass(cls)
+        made.kind, made.narrowed = kind, narrowed
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """What is calculated of a mask is a plain tensor: a mask of the model's own."""
+        with torch._C.DisableTorchFunctionSubclass():
+            made = function(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and function in _KEEPING and isinstance(args[0], Mask):
+            made = made.as_subclass(cls)
+            made.kind, made.narrowed = args[0].kind, args[0].narrowed
+        return made
+
+
+_KEEPING = (Tensor.__getitem__, Tensor.to, Tensor.contiguous, Tensor.expand)
 
 
 @dataclass(frozen=True)
@@ -74,7 +97,13 @@ _recorded = Recorded()
 
 
 def _record(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *_: Any, **given: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    *_: Any,
+    **given: Any,
 ) -> tuple[Tensor, None]:
     for name, argument in given.items():
         if name not in _KNOWN and name not in _IDLE and argument is not None:
@@ -83,7 +112,7 @@ def _record(
                 "which no graph knows",
                 _UNLIKE,
             )
-    if mask is not None and not isinstance(mask, Mask):
+    if attention_mask is not None and not isinstance(attention_mask, Mask):
         raise UserError(
             f"layer {getattr(module, 'layer_idx', '?')} makes an attention mask of its own",
             "only causal attention, to all positions, to a window or to a chunk, can be built",
@@ -96,7 +125,7 @@ def _record(
             kv_heads=key.shape[1],
             key_dim=key.shape[-1],
             value_dim=value.shape[-1],
-            mask=mask,
+            mask=attention_mask,
             scale=float(given.get("scaling") or query.shape[-1] ** -0.5),
             window=int(given.get("sliding_window") or 0),
             softcap=float(given.get("softcap") or 0.0),
@@ -119,30 +148,49 @@ AttentionInterface.register(IMPLEMENTATION, _record)
 def record(model: Any, decoder: str, layers: str) -> Recorded:
     """Run a model on the meta device, made with the implementation above. Raises UserError."""
     global _recorded
-    _recorded = Recorded()
-    modeling = modeling_of(model, decoder)
+    _recorded = found = Recorded()
     _stub_experts(model)
     for layer in model.get_submodule(layers):
         layer.register_forward_pre_hook(_remember_inputs, with_kwargs=True)
-    ids = torch.zeros(1, _TOKENS, dtype=torch.int64, device="meta")
+    _run(model, decoder, layers, _FEW)
+    if found.calls:
+        _recorded = Recorded()
+        _run(model, decoder, layers, MANY)
+    return found
+
+
+def _run(model: Any, decoder: str, layers: str, tokens: int) -> None:
+    ids = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
+    masks = masks_replaced(modeling_of(model, decoder), functools.partial(Mask.made_by, tokens))
     try:
-        with _marked_masks(modeling), torch.no_grad(), torch.device("meta"):
+        with masks, torch.no_grad(), torch.device("meta"):
             hidden_states_of(model.get_submodule(decoder), ids, ids)
     except UserError:
         raise
     except Exception as error:
+        place = len(_recorded.inputs) - 1
+        part = in_place_of_attention(model.get_submodule(layers)[place]) if place >= 0 else ""
         raise UserError(
-            f"the model's forward needs more than tokens and positions: {type(error).__name__}: "
+            (f"layer {place} ({part})" if part else "the decoder")
+            + f" needs more than tokens and positions: {type(error).__name__}: "
             f"{' '.join(str(error).split())!s:.160}",
             _UNLIKE,
         ) from None
-    return _recorded
+
+
+def in_place_of_attention(layer: nn.Module) -> str:
+    """The class of the part of a layer that stands where others have attention."""
+    names = [type(part).__name__ for part in layer.modules()]
+    attention = (name for name in names if "Attention" in name or "Mixer" in name)
+    parts = (type(part).__name__ for part in layer.children() if "Norm" not in type(part).__name__)
+    return next(attention, next(parts, names[0]))
 
 
 def _remember_inputs(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
     """Tensors that a layer gets beside the hidden states."""
     rest = {str(place): value for place, value in enumerate(positional[1:], start=1)}
-    _recorded.inputs.append(rest | named)
+    beside = {name: value for name, value in named.items() if name != "hidden_states"}
+    _recorded.inputs.append(rest | beside)
 
 
 def _stub_experts(model: nn.Module) -> None:
@@ -161,14 +209,14 @@ def _stub_experts(model: nn.Module) -> None:
 
 
 @contextmanager
-def _marked_masks(modeling: ModuleType) -> Iterator[None]:
-    """Functions that make masks return what stands for them."""
+def masks_replaced(modeling: ModuleType, made: Callable[[str, bool], Any]) -> Iterator[None]:
+    """Functions that make masks return what is `made` of their name and whether they narrow it."""
     functions = {n: f for n, f in vars(modeling).items() if re.fullmatch(r"create_\w*mask\w*", n)}
 
     def stand_in(name: str) -> Any:
-        def make(*_: Any, **given: Any) -> Mask:
+        def make(*_: Any, **given: Any) -> Any:
             narrowed = given.get("or_mask_function") or given.get("and_mask_function")
-            return Mask(name, bool(narrowed))
+            return made(name, bool(narrowed))
 
         return make
 
@@ -197,7 +245,7 @@ def require_causal(call: Call) -> None:
 
 def window_and_chunk(call: Call, config: Any) -> tuple[int, int]:
     """Positions that a call of attention sees: of a window, or since a multiple; 0: all."""
-    kind = call.mask.kind if call.mask else _FULL
+    kind = _FULL if call.mask is None else call.mask.kind
     if kind == _CHUNKED:
         return 0, int(config.attention_chunk_size)
     if kind == _SLIDING or call.window:

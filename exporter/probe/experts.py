@@ -1,58 +1,80 @@
 """Confirms that a model's experts compute what the marker for experts does, by their numbers."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from snapexport.errors import UserError
+from snapexport.exporter.architectures.decoder import ExpertForm
 
-_ABSOLUTE = 1e-4
+_RELATIVE = 1e-5
+_LOUD = 8.0
+"""Standard deviation of the states: gates and ups reach the limits that experts have."""
 _EXPERTS = 2
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _WIDEST = 64
 
 
-def require_gated(model: nn.Module) -> bool:
-    """Whether experts lie swapped, as [E,H,2I] and [E,I,H] with gates and ups in turn.
+def form_of_experts(model: nn.Module) -> ExpertForm | None:
+    """The form of the model's experts; None if it has none.
 
-    Raises UserError for experts that compute no gated SiLU, or lie in a third way.
+    Raises UserError for experts that compute something else than a gated SiLU, or lie otherwise.
     """
-    swapped = False
-    seen: set[type] = set()
+    found: dict[str, ExpertForm] = {}
     for module in model.modules():
-        if type(module).__name__.endswith("Experts") and type(module) not in seen:
-            seen.add(type(module))
-            if not _is_gated(module):
+        name = type(module).__name__
+        if name.endswith("Experts") and name not in found:
+            form = _form(module)
+            if form is None:
                 raise UserError(
-                    f"the model's experts ({type(module).__name__}) compute something else than "
-                    "a gated SiLU",
+                    f"the model's experts ({name}) compute no gated SiLU, or don't lie in stacks",
                     "only experts with a gate, an up and a down matrix and SiLU can be built",
                 )
-            swapped = bool(getattr(module, "is_transposed", False))
-    return swapped
+            found[name] = form
+    forms = list(dict.fromkeys(found.values()))
+    if len(forms) > 1:
+        raise UserError(
+            f"the model's experts ({' and '.join(found)}) compute different formulas",
+            "only decoders whose experts are of one kind can be built",
+        )
+    return forms[0] if forms else None
 
 
 @torch.no_grad()
-def _is_gated(module: Any) -> bool:
-    """Compare two small experts, on random numbers."""
+def _form(module: Any) -> ExpertForm | None:
+    """The form by which two small experts give the same, on random numbers."""
     if getattr(module, "gate_up_proj", None) is None or getattr(module, "down_proj", None) is None:
-        return False
-    swapped = bool(getattr(module, "is_transposed", False))
-    if swapped == getattr(module, "is_concatenated", True):
-        return False
-    if not swapped and module._parameters.get("gate_up_proj_bias") is not None:
-        return False
+        return None
+    transposed = bool(getattr(module, "is_transposed", False))
+    in_turn = not getattr(module, "is_concatenated", True)
+    if not in_turn and module._parameters.get("gate_up_proj_bias") is not None:
+        return None
     try:
         small = _small(module)
-        states = torch.randn(6, _hidden(small), generator=torch.Generator().manual_seed(1))
+        states = _LOUD * torch.randn(6, _hidden(small), generator=torch.Generator().manual_seed(1))
         chosen = torch.tensor([[0, 1], [1, 0]] * 3)
         weights = torch.rand(6, 2, generator=torch.Generator().manual_seed(2))
-        found = small(states, chosen, weights)
-        return float((found - _gated(small, states, chosen, weights)).abs().max()) < _ABSOLUTE
+        expected = small(states, chosen, weights)
     except Exception:  # it takes other inputs
-        return False
+        return None
+    for alpha, beta, limit in _formulas(module):
+        form = ExpertForm(transposed, in_turn, alpha, beta, limit)
+        found = _gated(small, form, states, chosen, weights)
+        if float((found - expected).abs().max()) < _RELATIVE * float(expected.abs().max()):
+            return form
+    return None
+
+
+def _formulas(module: Any) -> Iterator[tuple[float, float, float]]:
+    """Alpha, beta and limit: SiLU's, and what the module's own numbers make."""
+    own = dict.fromkeys(value for value in vars(module).values() if type(value) is float)
+    for limit in (0.0, *own):
+        for alpha in (1.0, *own):
+            for beta in (0.0, 1.0):
+                yield alpha, beta, limit
 
 
 def _small(module: Any) -> Any:
@@ -89,20 +111,19 @@ def _hidden(module: Any) -> int:
     return _sizes(module)[0]
 
 
-def _gated(module: Any, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+def _gated(
+    module: Any, form: ExpertForm, states: Tensor, chosen: Tensor, weights: Tensor
+) -> Tensor:
     """The marker's formula (graphs/markers.py)."""
-    transposed = getattr(module, "is_transposed", False)
     gate_ups, downs = module.gate_up_proj, module.down_proj
-    gate_ups, downs = (gate_ups.mT, downs.mT) if transposed else (gate_ups, downs)
+    gate_ups, downs = (gate_ups.mT, downs.mT) if form.transposed else (gate_ups, downs)
     total = torch.zeros_like(states)
     for expert in range(_EXPERTS):
         both = states @ gate_ups[expert].mT + _bias(module, "gate_up_proj_bias", expert)
-        in_halves = getattr(module, "is_concatenated", True)
-        gate, up = both.chunk(2, -1) if in_halves else (both[:, ::2], both[:, 1::2])
-        if limit := getattr(module, "limit", 0.0):
-            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        activated = gate * torch.sigmoid(getattr(module, "alpha", 1.0) * gate)
-        product = activated * (up + (1.0 if hasattr(module, "alpha") else 0.0))
+        gate, up = (both[:, ::2], both[:, 1::2]) if form.in_turn else both.chunk(2, -1)
+        if form.limit:
+            gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)
+        product = gate * torch.sigmoid(form.alpha * gate) * (up + form.beta)
         out = product @ downs[expert].mT + _bias(module, "down_proj_bias", expert)
         total += out * (weights * (chosen == expert)).sum(-1, keepdim=True)
     return total

@@ -1,5 +1,6 @@
 """Tells which layers of a model differ in their weights alone."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,22 +9,29 @@ from torch import Tensor, nn
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.decoder import ExpertSizes, Layer
 from snapexport.exporter.architectures.fields import CORRECT
-from snapexport.exporter.probe.attention import Call, Recorded, require_causal, window_and_chunk
+from snapexport.exporter.probe.attention import (
+    Call,
+    Recorded,
+    in_place_of_attention,
+    require_causal,
+    window_and_chunk,
+)
 
 _INDICES = ("layer_idx", "layer_id", "layer_number", "training")
 
 
 def layers_of(model: Any, recorded: Recorded, layers: str, limit: int) -> tuple[Layer, ...]:
     """The model's layers. limit: its longest sequence. Raises UserError for unlike ones."""
-    modules = list(model.get_submodule(layers))
-    calls = _one_call_each(recorded.calls, modules)
+    modules, calls = list(model.get_submodule(layers)), recorded.calls
     config = model.get_submodule(layers.rpartition(".")[0]).config
     kinds: dict[str, int] = {}
+    shared = _shared(recorded.inputs)
     found: list[Layer] = []
     for index, (module, call) in enumerate(zip(modules, calls, strict=True)):
         require_causal(call)
         window, chunk = window_and_chunk(call, config)
         described = _described(module, call, (window, chunk))
+        described += repr([shared.get(one) for one in _tensors(recorded.inputs[index])])
         found.append(
             Layer(
                 kind=kinds.setdefault(described, len(kinds)),
@@ -49,7 +57,7 @@ def read_their_own(recorded: Recorded, layers: Sequence[Layer]) -> bool:
     first: dict[int, Mapping[str, Any]] = {}
     for layer, given in zip(layers, recorded.inputs, strict=True):
         others = first.setdefault(layer.kind, given)
-        if any(_tensors(given[name]) != _tensors(others.get(name)) for name in given):
+        if _tensors(given) != _tensors(others):
             return True
     return False
 
@@ -58,22 +66,35 @@ def _tensors(value: Any) -> list[int]:
     """The identities of the tensors that an argument holds."""
     if isinstance(value, Tensor):
         return [id(value)]
-    if isinstance(value, tuple | list):
-        return [found for item in value for found in _tensors(item)]
+    items = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping | tuple | list):
+        return [found for item in items for found in _tensors(item)]
     return []
 
 
-def _one_call_each(calls: Sequence[Call], modules: Sequence[nn.Module]) -> Sequence[Call]:
-    made = [call.layer for call in calls]
+def _shared(inputs: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """A number for each tensor that several layers get, such as a RoPE's cosines."""
+    given = Counter(one for of_layer in inputs for one in _tensors(of_layer))
+    return {one: place for place, one in enumerate(given) if given[one] > 1}
+
+
+def require_one_call_each(model: Any, recorded: Recorded, layers: str) -> None:
+    """Raise UserError unless each layer called attention once, in the layers' order."""
+    modules = list(model.get_submodule(layers))
+    made = [call.layer for call in recorded.calls]
     if made == list(range(len(modules))):
-        return calls
+        return
     counts = [made.count(index) for index in range(len(modules))]
-    odd = next((index for index, count in enumerate(counts) if count != 1), 0)
-    what = "holds no keys and values" if not counts[odd] else f"attends {counts[odd]} times"
-    state = _state(modules[odd])
+    odd = next((index for index, count in enumerate(counts) if count != 1), None)
+    if odd is None:
+        what = f"the model's {len(modules)} layers attend {len(made)} times"
+    elif counts[odd]:
+        what = f"layer {odd} attends {counts[odd]} times"
+    else:
+        part = in_place_of_attention(modules[odd])
+        what = f"layer {odd} attends by code of its own ({part})"
     raise UserError(
-        f"layer {odd} {what}" + (f": it has a recurrent state ({state})" if state else ""),
-        "only decoders each of whose layers calls transformers' attention once can be built",
+        what, "only decoders each of whose layers calls transformers' attention once can be built"
     )
 
 
@@ -91,7 +112,7 @@ def require_no_states(model: Any, layers: str) -> None:
     for index, layer in enumerate(model.get_submodule(layers)):
         if state := _state(layer):
             raise UserError(
-                f"layer {index} mixes positions outside of attention: a recurrent state ({state})",
+                f"layer {index} mixes positions by a recurrent state ({state})",
                 "only decoders whose layers hold keys and values alone can be built",
             )
 

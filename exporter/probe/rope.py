@@ -23,24 +23,43 @@ _ABSOLUTE = 1e-5
 @torch.no_grad()
 def rope_of(modeling: ModuleType, decoder: Any, layer: Layer) -> Rope | None:
     """The form of a decoder's RoPE; None: not confirmed, so traced as it is."""
-    width = layer.key_dim
     apply, module = getattr(modeling, APPLY, None), getattr(decoder, "rotary_emb", None)
     if apply is None or module is None:
         return None
-    if list(inspect.signature(apply).parameters)[:4] != ["q", "k", "cos", "sin"]:
+    taken = list(inspect.signature(apply).parameters)
+    alone = taken[1:3] == ["cos", "sin"]
+    if not alone and taken[:4] != ["q", "k", "cos", "sin"]:
         return None
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(1, layer.heads, _TOKENS, width, generator=generator)
-    key = torch.randn(1, layer.kv_heads, _TOKENS, width, generator=generator)
     try:
         cos, sin = _cos_sin(module, decoder.config)
-        expected = apply(query, key, cos, sin)
-        for form, channels in _forms(cos, width):
-            found = [rotated(form, states, cos, sin, channels) for states in (query, key)]
-            if all(_is_close(*pair) for pair in zip(found, expected, strict=True)):
-                return form
+    except Exception:  # it takes other arguments
+        return None
+    # A model may hand over whole heads, or the part of each that is rotated.
+    for width in dict.fromkeys((layer.key_dim, cos.shape[-1])):
+        if form := _form(apply, alone, cos, sin, (layer.heads, layer.kv_heads, width)):
+            return form
+    return None
+
+
+def _form(
+    apply: Any, alone: bool, cos: Tensor, sin: Tensor, sizes: tuple[int, int, int]
+) -> Rope | None:
+    """The form whose numbers are the function's. sizes: query heads, KV heads and channels."""
+    heads, kv_heads, width = sizes
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, heads, _TOKENS, width, generator=generator)
+    key = torch.randn(1, kv_heads, _TOKENS, width, generator=generator)
+    try:
+        if alone:
+            expected = apply(query, cos, sin), apply(key, cos, sin)
+        else:
+            expected = apply(query, key, cos, sin)
     except Exception:  # it takes other tensors: traced as it is
         return None
+    for form, channels in _forms(cos, width, alone):
+        found = [rotated(form, states, cos, sin, channels) for states in (query, key)]
+        if all(_is_close(*pair) for pair in zip(found, expected, strict=True)):
+            return form
     return None
 
 
@@ -68,14 +87,14 @@ def _cos_sin(module: Any, config: Any) -> tuple[Tensor, Tensor]:
     return cos, sin
 
 
-def _forms(cos: Tensor, width: int) -> Iterator[tuple[Rope, int]]:
+def _forms(cos: Tensor, width: int, alone: bool) -> Iterator[tuple[Rope, int]]:
     """Every form, and how many channels of a head it rotates."""
     listed = cos.shape[-1]
     turned: dict[Frequencies, int] = {"halves": listed, "steps": listed, "pairs": 2 * listed}
     for frequencies, channels in turned.items():
         for interleaved in (False, True):
             if channels <= width:
-                yield Rope(frequencies, interleaved), channels
+                yield Rope(frequencies, interleaved, alone), channels
 
 
 def angles_of(form: Rope, table: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "recurrent states": (
         of_family("Lfm2ForCausalLM", "lfm2", num_hidden_layers=2, layer_types=CONV),
-        "layer 0 mixes positions outside of attention: a recurrent state",
+        "layer 0 mixes positions by a recurrent state",
     ),
     "an encoder": (
         of_family("BertForMaskedLM", "bert"),

@@ -15,7 +15,7 @@ from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.shapes import require_tensors
 from snapexport.exporter.tensor_file import Tensor, blocks
 from tests.oracle import checkpoints
-from tests.oracle.families import FAMILIES
+from tests.oracle.families import FAMILIES, few_by_default
 
 
 def whole(tensor: Tensor) -> np.ndarray:
@@ -23,7 +23,7 @@ def whole(tensor: Tensor) -> np.ndarray:
     return flat.reshape(tensor.shape)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few_by_default(FAMILIES))
 def test_tensors_are_those_that_transformers_loads(name: str, tmp_path: Path) -> None:
     checkpoints.make(name, tmp_path)
     checkpoint = open_checkpoint(tmp_path)

@@ -52,6 +52,8 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_SLIDING_TYPES = ("mistral", "starcoder2")
+"""Model types whose window is every layer's, without a list of the layers' types."""
 _OF_GEOMETRY = ("L_obs", "pool_kernel", "tokens_per_step", *VOTE_FIELDS)
 
 
@@ -90,6 +92,11 @@ class Case:
     tensor_parallel: int = 1
     data_parallel_attention: bool = False
     target: str = "onnxruntime"
+
+    @cached_property
+    def windows(self) -> list[int]:
+        """Each layer's window; 0: none."""
+        return _windows(masked.load(checkpoint(self.checkpoint), masked.MASKED).config)
 
     @cached_property
     def geometry(self) -> CacheGeometry:
@@ -138,7 +145,7 @@ def _windows(config: Any) -> list[int]:
     window = 0 if window >= config.max_position_embeddings else window
     types = getattr(config, "layer_types", None)
     if types is None:
-        return [window if config.model_type == "mistral" else 0] * config.num_hidden_layers
+        return [window if config.model_type in _SLIDING_TYPES else 0] * config.num_hidden_layers
     return [window if kind == "sliding_attention" else 0 for kind in types]
 
 
@@ -155,6 +162,8 @@ def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:
     options = asdict(case)
     del options["checkpoint"]
     unused = {"streaming": ("K", *VOTE_FIELDS), "full": CACHE_FIELDS}.get(case.policy, ())
+    if all(case.windows):
+        unused = CACHE_FIELDS
     if case.vote_queries == "repeat":
         unused = ("L_obs", "vote", "softmax", "group")
     options.update(dict.fromkeys(unused))

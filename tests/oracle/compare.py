@@ -11,18 +11,23 @@ from .masked import OracleRun
 from .raw import Array, Compressed, RawBuild, Slots, prefill_and_compress
 
 
-def assert_agrees(case: Case, lengths: Sequence[int], steps: int = STEPS) -> None:
-    """Random prompts of these lengths: prefill, kept positions, cache, and a decode together."""
+def assert_agrees(case: Case, lengths: Sequence[int], steps: int = STEPS) -> float:
+    """Random prompts of these lengths: prefill, kept positions, cache, and a decode together.
+
+    Returns the largest difference of logits.
+    """
+    errors = []
     for group in cases.in_groups(lengths, case.batch):
         wants = [cases.oracle(case, length, steps) for length in group]
-        requests = [_checked_request(case, want) for want in wants]
-        assert_decodes(cases.built(case), requests, wants, str(case))
+        requests = [_checked_request(case, want, errors) for want in wants]
+        errors.append(assert_decodes(cases.built(case), requests, wants, str(case)))
+    return max(errors)
 
 
-def _checked_request(case: Case, want: OracleRun) -> Compressed:
+def _checked_request(case: Case, want: OracleRun, errors: list[float]) -> Compressed:
     where = f"{case} L={len(want.prompt)}"
     logits, request = prefill_and_compress(cases.built(case), want.prompt)
-    assert_logits(logits, want.prefill_logits, f"{where} prefill")
+    errors.append(assert_logits(logits, want.prefill_logits, f"{where} prefill"))
     assert_same_topk(request, want, where)
     assert_cache(request, want, case, where)
     return request
@@ -30,37 +35,40 @@ def _checked_request(case: Case, want: OracleRun) -> Compressed:
 
 def assert_agrees_with_plain(
     build: RawBuild, checkpoint: str, lengths: Sequence[int], where: str
-) -> None:
+) -> float:
     """The same against transformers' own model with its full cache."""
     wants = [cases.plain(checkpoint, length) for length in lengths]
-    requests = []
+    requests, errors = [], []
     for want in wants:
         logits, request = prefill_and_compress(build, want.prompt)
-        assert_logits(logits, want.prefill_logits, f"{where} L={len(want.prompt)} prefill")
+        place = f"{where} L={len(want.prompt)} prefill"
+        errors.append(assert_logits(logits, want.prefill_logits, place))
         requests.append(request)
-    assert_decodes(build, requests, wants, where)
+    return max(*errors, assert_decodes(build, requests, wants, where))
 
 
 def assert_decodes(
     build: RawBuild, requests: Sequence[Compressed], wants: Sequence[OracleRun], where: str
-) -> None:
-    """All requests decode in one batch, each as if alone."""
-    slots = Slots(build, requests)
+) -> float:
+    """All requests decode in one batch, each as if alone. Returns the largest error of logits."""
+    slots, errors = Slots(build, requests), [0.0]
     for step in range(len(wants[0].decode_logits)):
         got = slots.step([want.tokens[step] for want in wants])
         for request, row, want in zip(requests, got, wants, strict=True):
             place = f"{where} L={request.length} step {step}"
-            assert_logits(row, want.decode_logits[step], place)
+            errors.append(assert_logits(row, want.decode_logits[step], place))
+    return max(errors)
 
 
-def assert_logits(got: Array, want: NDArray[np.float32], where: str) -> None:
-    """The same [V] logits, and the same greedy token."""
+def assert_logits(got: Array, want: NDArray[np.float32], where: str) -> float:
+    """The same [V] logits, and the same greedy token. Returns the largest difference."""
     assert got.dtype == np.float32 and got.shape == want.shape, f"{where}: {got.dtype} {got.shape}"
-    error = np.abs(got - want).max()
+    error = float(np.abs(got - want).max())
     assert error <= LOGITS, f"{where}: logits differ by {error:.2e}"
     best, second = np.sort(want)[[-1, -2]]
     tokens = f"{got.argmax()}, not {want.argmax()} (ahead by {best - second:.1e})"
     assert got.argmax() == want.argmax(), f"{where}: greedy token {tokens}"
+    return error
 
 
 def noise(got: NDArray[np.float32], want: NDArray[np.float32]) -> float:

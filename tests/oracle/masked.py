@@ -6,10 +6,11 @@ layers it also hides positions outside of the window, in the prompt too. Knows n
 """
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -84,8 +85,8 @@ def run(model_dir: Path, prompt: Sequence[int], geometry: CacheGeometry, steps: 
     memory, past = Memory(geometry, len(prompt)), DynamicCache()
     model = load(model_dir, MASKED)
     with watched(model) as routing:
-        first = fed(model, past, prompt, memory=memory)
-        logits = greedy(model, past, first, steps, memory=memory)
+        first = fed(model, past, prompt, memory)
+        logits = greedy(model, past, first, steps, memory)
     held = _prompt_cache(past, len(prompt))
     if getattr(model.config, "rope_interleave", False):
         held = _in_pairs(held)
@@ -112,23 +113,34 @@ def load(model_dir: Path, attention: str) -> Any:
 
 
 def greedy(
-    model: Any, past: DynamicCache, first: NDArray[np.float32], steps: int, **options: Any
+    model: Any,
+    past: DynamicCache,
+    first: NDArray[np.float32],
+    steps: int,
+    memory: "Sees | None" = None,
 ) -> NDArray[np.float32]:
     """Feed the likeliest token `steps` times -> logits [steps + 1, V], which begin with `first`."""
     logits = [first]
     for _ in range(steps):
-        logits.append(fed(model, past, [int(logits[-1].argmax())], **options))
+        logits.append(fed(model, past, [int(logits[-1].argmax())], memory))
     return np.stack(logits)
 
 
 @torch.no_grad()
-def fed(model: Any, past: DynamicCache, ids: Sequence[int], **options: Any) -> NDArray[np.float32]:
+def fed(
+    model: Any, past: DynamicCache, ids: Sequence[int], memory: "Sees | None" = None
+) -> NDArray[np.float32]:
     """Logits [V] after the last of `ids`. `past` grows by all of them.
 
-    past: made without the config, or it would drop positions outside of sliding windows.
+    past: made without the config, or it would drop positions outside of sliding windows. memory:
+    of a model that is loaded with MASKED.
     """
     given = {"past_key_values": past, "logits_to_keep": 1, "use_cache": True}
-    out = model(torch.tensor([list(ids)]), **given, **options)
+    token = _memory.set(memory)
+    try:
+        out = model(torch.tensor([list(ids)]), **given)
+    finally:
+        _memory.reset(token)
     logits: NDArray[np.float32] = out.logits[0, -1].numpy()
     return logits
 
@@ -154,6 +166,16 @@ class Scoring(NamedTuple):
     scaling: float
     softcap: float | None
     one_set: bool
+
+
+class Sees(Protocol):
+    """What a memory is to attention."""
+
+    def visible(self, layer: int, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor: ...
+
+
+_memory: ContextVar[Sees | None] = ContextVar("memory", default=None)
+"""Of the tokens that are fed now. Not every model hands its arguments on to attention."""
 
 
 class CacheOf(NamedTuple):
@@ -265,7 +287,6 @@ def _attend(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    memory: Memory,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -273,6 +294,8 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """One request: query [1, H, Q, D], key and value [1, Hkv, N, D] -> [1, Q, H, D]."""
     assert attention_mask is None, "the mask is the memory's alone"
+    memory = _memory.get()
+    assert memory, "fed without a memory"
     heads, dim = key.shape[1], key.shape[-1]
     scoring = Scoring(scaling, softcap, one_set=hasattr(module, "kv_b_proj"))
     visible = memory.visible(module.layer_idx, query[0], key[0], scoring)
@@ -286,7 +309,7 @@ def _attend(
     hidden = scores.masked_fill(~visible[:, None], -torch.inf)
     weights = hidden.softmax(-1) if s_aux is None else _beside_sinks(hidden, s_aux)
     mixed = weights @ value[0][:, None]
-    return mixed.reshape(*query.shape[:3], -1).transpose(1, 2), None
+    return mixed.reshape(*query.shape[:3], -1).transpose(1, 2).contiguous(), None
 
 
 def _beside_sinks(scores: Tensor, sinks: Tensor) -> Tensor:

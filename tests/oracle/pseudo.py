@@ -108,11 +108,11 @@ def _run(
 ) -> OracleRun:
     model, past = masked.load(model_dir, masked.MASKED), DynamicCache()
     with watched(model) as routing:
-        first = masked.fed(model, past, prompt, memory=memory)
+        first = masked.fed(model, past, prompt, memory)
         for chunk in chunks:
             memory.behind = len(chunk)
-            masked.fed(model, past, chunk, memory=memory)
+            masked.fed(model, past, chunk, memory)
             past.crop(-len(chunk))
         memory.behind = 0
-        logits = masked.greedy(model, past, first, steps, memory=memory)
+        logits = masked.greedy(model, past, first, steps, memory)
     return OracleRun(tuple(prompt), logits, routing.clear, *memory.votes())

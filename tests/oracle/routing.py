@@ -25,12 +25,18 @@ class Routing:
         if self._asks or not self.clear:
             return
         self._asks = True
-        (states,), chosen = inputs, output[2].sort(-1).values
+        (states, *rest), chosen = inputs, _chosen(output)
         for _ in range(DRAWS):
             noise = torch.randn(states.shape, generator=self._generator)
-            _, _, others = router(states * (1 + NOISE * noise))
-            self.clear &= bool(torch.equal(others.sort(-1).values, chosen))
+            others = _chosen(router(states * (1 + NOISE * noise), *rest))
+            self.clear &= bool(torch.equal(others, chosen))
         self._asks = False
+
+
+def _chosen(output: tuple[Tensor, ...]) -> Tensor:
+    """The experts among what a router returns, in ascending order."""
+    (index,) = (one for one in output if not one.dtype.is_floating_point)
+    return index.sort(-1).values
 
 
 @contextmanager

@@ -75,12 +75,12 @@ def run(
     with watched(model) as routing:
         for turn, count in zip(turns, voters or [0] * len(turns), strict=True):
             voting, memory.voters = turns[-1][len(turns[-1]) - count :], count
-            logits.append(fed(model, past, [*turn, *voting], memory=memory))
+            logits.append(fed(model, past, [*turn, *voting], memory))
             if count:
                 past.crop(-count)
             kept.append([memory.kept[layer].numpy() for layer in layers])
         memory.voters = 0
-        decoded = greedy(model, past, logits.pop(), steps, memory=memory)
+        decoded = greedy(model, past, logits.pop(), steps, memory)
     tokens, gap = decoded.argmax(-1).tolist(), min(memory.gaps, default=1.0)
     return TurnsRun([*logits, *decoded], tokens, kept, gap, routing.clear)
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from snapexport.exporter.architectures import ExpertForm
 from snapexport.exporter.derived.experts import unstacked_experts
 from tests.exporter.test_int4 import dequantized
 from tests.oracle import cases, drafts
@@ -182,7 +183,7 @@ def with_rounded_layer(checkpoint: Path, made: Path, out: Path) -> Path:
             values = dequantized(*rows, columns).reshape(*scales.shape[:-1], columns)
             found[name.removesuffix(".int4")] = torch.from_numpy(values.astype(np.float32))
     tensors = load_file(checkpoint / "model.safetensors")
-    found |= unstacked_experts(found)
+    found |= unstacked_experts(found, ExpertForm())
     for name in tensors:
         if name in found and (name == "lm_head.weight" or ".layers.3." in name):
             tensors[name] = found[name][..., : tensors[name].shape[-1]].contiguous()

@@ -1,0 +1,104 @@
+"""What the probe sees of a model's parts, and what it refuses."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from snapexport.errors import UserError
+from snapexport.exporter.architectures import Decoder, ExpertForm, Rope
+from snapexport.exporter.architectures.families import family_of
+from snapexport.exporter.miniature import miniature
+from snapexport.exporter.models import make_model
+from snapexport.exporter.probe import locality, look, names_of
+from tests.oracle.families import config_of
+
+RECURRENT: dict[str, dict[str, Any]] = {
+    "jamba": {"num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "minimax": {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
+    "qwen3_next": {"head_dim": 16, "num_experts": 8, "moe_intermediate_size": 32},
+}
+LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2}
+LINEAR |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_hidden_layers": 4}
+RECURRENT["qwen3_next"] |= LINEAR
+
+
+def seen(name: str, **changes: Any) -> Decoder:
+    config = config_of(name, **changes)
+    return look(config, family_of("", config.model_type))
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("mixtral", ExpertForm()),
+        ("aria_text", ExpertForm(transposed=True)),
+        ("minimax_m3_vl_text", ExpertForm(alpha=1.702, beta=1.0, limit=1.5)),
+    ],
+)
+def test_experts_are_seen_in_their_form(name: str, form: ExpertForm) -> None:
+    assert seen(name).expert_form == form
+
+
+@pytest.mark.parametrize(
+    ("name", "rope"),
+    [
+        ("glm4", Rope("halves", interleaved=True)),
+        ("cohere2", Rope("steps", interleaved=True)),
+        ("phi", Rope("halves", interleaved=False)),
+        ("gemma4_text", Rope("halves", interleaved=False, alone=True)),
+        ("nanochat", None),
+    ],
+)
+def test_rope_is_seen_in_its_form_or_left_as_it_is(name: str, rope: Rope | None) -> None:
+    assert seen(name).rope == rope
+
+
+def test_layers_that_get_other_angles_are_of_other_kinds() -> None:
+    thetas = [10000.0, 500.0, 500.0, 10000.0]
+    windows = ["full_attention"] * 4
+    assert seen("granite_swa", layer_rope_theta=thetas, layer_types=windows).kinds == [0, 1, 1, 0]
+
+
+def test_layers_with_inputs_of_their_own_are_traced_each() -> None:
+    assert seen("gemma4_text").layers_read_their_own or len(set(seen("gemma4_text").kinds)) == 4
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_small_model_shows_positions_that_mix_outside_of_attention(name: str) -> None:
+    """Whatever the layers' parts are called."""
+    with torch.device("meta"):
+        model = make_model(config_of(name, **RECURRENT[name]))
+    names = names_of(model)
+    inside = model.get_submodule(names.decoder)
+    with pytest.raises(UserError, match=r"layer \d mixes positions outside of attention"):
+        locality.require_local(inside, names.layers.removeprefix(f"{names.decoder}."))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "refused"),
+    [
+        ("jamba", {}, r"layer 0 mixes positions by a recurrent state \(JambaMambaMixer\)"),
+        ("doge", {}, "layer 0 makes an attention mask of its own"),
+        ("bloom", {"n_layer": 3, "n_head": 4}, r"layer 0 attends by code of its own \(Bloom"),
+        ("diffllama", {}, "layer 0 attends 2 times"),
+        ("bert", {"is_decoder": False}, r"a mask of another kind \(bidirectional\)"),
+        ("roberta", {"is_decoder": True}, "the decoder counts positions in a way of its own"),
+        ("jetmoe", {"kv_channels": 16}, r"experts \(JetMoeParallelExperts\) compute no gated SiLU"),
+    ],
+)
+def test_what_graphs_cannot_express_is_refused_by_what_was_seen(
+    name: str, changes: dict[str, Any], refused: str
+) -> None:
+    with pytest.raises(UserError, match=refused):
+        seen(name, **changes)
+
+
+def test_miniature_keeps_layers_kinds_and_groups_of_heads() -> None:
+    large = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
+    large |= {"num_key_value_heads": 8, "vocab_size": 128256, "num_hidden_layers": 32}
+    small: Any = miniature(config_of("llama", **large))
+    assert (small.num_hidden_layers, small.num_attention_heads) == (32, 4)
+    assert (small.num_key_value_heads, small.hidden_size, small.vocab_size) == (2, 64, 257)
+    with torch.device("meta"):
+        assert sum(weight.numel() for weight in make_model(small).parameters()) < 1e6
