@@ -104,7 +104,8 @@ def _require_ring(layer: int, marker: gs.Node, shape: LayerGeometry, L_max: int)
     size = window or min(chunk, L_max)
     found = (shape.L_sink, shape.L_recent, shape.K, shape.chunk)
     if size and found != (0, size, 0, chunk):
-        raise SurgeryError(f"layer {layer} sees {size} positions, its cache is {shape}")
+        kind = "window" if window else "chunk"
+        raise SurgeryError(f"layer {layer} has a {kind} of {size} positions, its cache is {shape}")
 
 
 def _full_mask(graph: gs.Graph, chunk: int, slots: int) -> gs.Variable:
