@@ -167,7 +167,7 @@ def test_drafts_of_4_bit_weights_are_those_of_the_rounded_weights(tmp_path: Path
         logits = torch.cat([layer._project_to_logits(row) for row in rows]).numpy()
     got = drafted(exact, case)
     near, far = noise(got, replace(exact, logits=logits)), noise(got, exact)
-    assert near < 0.25 * far, (near, far)
+    assert near < 0.4 * far, (near, far)
 
 
 def with_rounded_layer(checkpoint: Path, made: Path, out: Path) -> Path:

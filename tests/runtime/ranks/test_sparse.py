@@ -8,7 +8,9 @@ import pytest
 from transformers import LlamaConfig
 
 from snapexport.build import build
-from snapexport.exporter.shapes import parameters
+from snapexport.exporter import shapes
+from snapexport.exporter.architectures.families import family_of
+from snapexport.exporter.probe import look
 from snapexport.files.safetensors import header, read_header
 
 pytestmark = pytest.mark.slow
@@ -27,9 +29,13 @@ CONFIG = LlamaConfig(
 )
 
 
+def parameters() -> dict[str, tuple[int, ...]]:
+    return shapes.parameters(look(CONFIG, family_of("LlamaForCausalLM", "llama")))
+
+
 def sparse_checkpoint(directory: Path) -> Path:
     CONFIG.save_pretrained(directory)
-    tensors = {name: ("BF16", shape) for name, shape in parameters(CONFIG).items()}
+    tensors = {name: ("BF16", shape) for name, shape in parameters().items()}
     file = directory / "model.safetensors"
     file.write_bytes(header(tensors))
     nbytes = sum(2 * math.prod(shape) for _, shape in tensors.values())
@@ -49,8 +55,8 @@ def test_70b_is_exported_for_8_ranks_without_its_141_gigabytes(tmp_path: Path) -
         target="tensorrt",
         tensor_parallel=RANKS,
     )
-    shapes = parameters(CONFIG).values()
-    cut, whole = (sum(math.prod(s) for s in shapes if len(s) == n) for n in (2, 1))
+    found = parameters().values()
+    cut, whole = (sum(math.prod(s) for s in found if len(s) == n) for n in (2, 1))
     assert cut + whole == 70_553_706_496
     weights = 2 * (cut // RANKS + whole)  # norms are whole
     for one in made.ranks:

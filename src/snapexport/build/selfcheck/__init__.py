@@ -31,7 +31,7 @@ def verified(resolved: ResolvedBuild, progress: Progress) -> Verified | None:
 def verify(resolved: ResolvedBuild, progress: Progress) -> Verified:
     """Compare, whatever the family."""
     decoder = resolved.decoder
-    places = compared_places(decoder, 0)
+    places = compared_places(decoder, 300 << 20)
     progress.stage(f"comparing {len(places)} of {len(decoder.layers)} layers with transformers")
     sizes = Sizes.of(resolved.model.max_position_embeddings)
     sample = sample_of(decoder, places, sizes, resolved.checkpoint, resolved.stored)

@@ -49,7 +49,7 @@ def with_few_tokens(decoder: Decoder, count: int) -> Decoder:
         setattr(config, name, min(size, count))
     for name, value in list(vars(config).items()):
         if name.endswith(_TOKEN) and value is not None:
-            setattr(config, name, None)
+            setattr(config, name, 0 if type(value) is int else [0])  # some take no None
     return decoder
 
 
