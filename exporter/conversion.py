@@ -51,6 +51,14 @@ class _Collected:
                 converter.add_tensor(target, name, pattern, tensors[name])
         return converter.convert(target, model=model, config=model.config)
 
+    def left_with_ends(self) -> "_Collected":
+        """The first and the last tensor of each pattern."""
+        ends = {}
+        for pattern, sources in self.sources.items():
+            names = list(sources)
+            ends[pattern] = {name: sources[name] for name in (names[0], names[-1])}
+        return replace(self, sources=ends)
+
     @property
     def listed(self) -> list[tuple[str, Tensor]]:
         return [item for sources in self.sources.values() for item in sources.items()]
@@ -89,19 +97,48 @@ def by_model_names(checkpoint: Checkpoint, decoder: Decoder) -> Checkpoint:
     """
     model = model_on_meta(decoder)
     tensors: dict[str, Tensor] = {}
-    collected: dict[str, _Collected] = {}
     for name, (target, converter) in _targets(checkpoint.tensors, model).items():
-        tensor = checkpoint.tensors[name]
         if converter is None:
             _require_new(target, name, tensors)
-            tensors[target] = tensor
-        else:
-            pattern, operations = converter
-            found = collected.setdefault(target, _Collected(operations))
-            found.sources.setdefault(pattern, {})[name] = tensor
-    for target, found in collected.items():
+            tensors[target] = checkpoint.tensors[name]
+    for target, found in _collected(checkpoint.tensors, model).items():
         tensors |= _converted(target, found, model)
     return replace(checkpoint, tensors=tensors)
+
+
+def _collected(tensors: Mapping[str, Tensor], model: Any) -> dict[str, _Collected]:
+    """By target, the tensors that transformers' operations make it of."""
+    collected: dict[str, _Collected] = {}
+    for name, (target, converter) in _targets(tensors, model).items():
+        if converter is not None:
+            pattern, operations = converter
+            found = collected.setdefault(target, _Collected(operations))
+            found.sources.setdefault(pattern, {})[name] = tensors[name]
+    return collected
+
+
+def joined_in_another_way(
+    checkpoint: Checkpoint, decoder: Decoder, places: Iterable[int]
+) -> str | None:
+    """The first stack of some layers that transformers' own operations make another of, or None.
+
+    Of each stack the first and the last expert are joined, in either way, and compared.
+    """
+    model = model_on_meta(decoder)
+    indices = [f".{decoder.depth[place]}." for place in places]
+    of_layers = {
+        name: one
+        for name, one in checkpoint.tensors.items()
+        if any(index in name for index in indices)
+    }
+    for target, found in _collected(of_layers, model).items():
+        few = found.left_with_ends()
+        if stack := _stack(few):
+            read = {name: as_torch(tensor, stack.dtype) for name, tensor in few.listed}
+            theirs = few.converted(target, model, read)[target]
+            if not torch.equal(as_torch(stack).view(torch.uint8), theirs.view(torch.uint8)):
+                return target
+    return None
 
 
 def targets(names: Iterable[str], decoder: Decoder) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from math import gcd
 from typing import Any
 
 import torch
@@ -81,8 +82,7 @@ def _small(module: Any) -> Any:
     """The module with two experts of random weights, and few rows."""
     small, generator = copy.copy(module), torch.Generator().manual_seed(0)
     small._parameters = {}
-    width = {size: min(size, _WIDEST + 2 * place) for place, size in enumerate(_sizes(module))}
-    width |= {2 * size: 2 * least for size, least in list(width.items())}
+    width = _narrow(*_sizes(module))
     for name, weight in module._parameters.items():
         if weight is not None:
             shape = [_EXPERTS, *(width[size] for size in weight.shape[1:])]
@@ -98,6 +98,14 @@ def _small(module: Any) -> Any:
         small.config = copy.copy(module.config)
         small.config._experts_implementation = "eager"
     return small
+
+
+def _narrow(hidden: int, width: int) -> dict[int, int]:
+    """{size: a smaller one}, in the same proportion: a size may be another one's double."""
+    unit = gcd(hidden, width)
+    factor = max(1, _WIDEST * unit // max(hidden, width))
+    sizes = (hidden, width, 2 * hidden, 2 * width)
+    return {size: min(size, size // unit * factor) for size in sizes}
 
 
 def _sizes(module: Any) -> tuple[int, int]:

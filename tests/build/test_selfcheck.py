@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 
-from snapexport.build import build
+from snapexport.build import build, run
+from snapexport.build.options import BuildOptions
+from snapexport.build.progress import Silent
+from snapexport.build.selfcheck import cost
 from snapexport.build.selfcheck.difference import MOST
+from snapexport.build.selfcheck.places import compared_places
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.exporter import decoders, head, trace
+from snapexport.exporter import conversion, decoders, head, trace
 from snapexport.exporter.architectures import Decoder
+from snapexport.exporter.architectures.families import family_of
+from snapexport.exporter.probe import look
 from tests.oracle import checkpoints
+from tests.oracle.families import config_of
 
 OPTIONS: dict[str, Any] = {"L_max": 256, "kv_budget": 64, "batch": 1}
 
@@ -33,6 +40,49 @@ def test_a_held_family_is_compared_only_if_asked(checkpoint: Path, tmp_path: Pat
     assert '"verified"' not in (tmp_path / "plain" / "manifest.json").read_text()
     asked = build(checkpoint, tmp_path / "asked", verify=True, **OPTIONS)
     assert asked.manifest.verified is not None
+
+
+def test_a_small_model_stands_in_for_layers_that_are_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.make("ernie4_5_moe", tmp_path / "m")
+    monkeypatch.setattr(cost, "MOST_BYTES", 700 << 20)
+    stages = Stages()
+    run(BuildOptions.of(model=str(tmp_path / "m"), out=tmp_path / "b", **OPTIONS), stages)
+    found = Build.open(tmp_path / "b").manifest.verified
+    assert found is not None and found.miniature and found.kept_positions > 0
+    assert 0 < found.largest_difference < MOST
+    (said,) = [text for text in stages.texts if text.startswith("comparing")]
+    assert "a small model" in said and said.endswith("about 7 s, 700 MiB")
+
+
+def test_experts_that_are_joined_in_another_order_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.make("ernie4_5_moe", tmp_path / "m")
+    monkeypatch.setattr(cost, "MOST_BYTES", 700 << 20)
+    rows = conversion.Rows
+    monkeypatch.setattr(conversion, "Rows", lambda gate, up: rows(up, gate))
+    with pytest.raises(UserError, match=r"another tensor model\.layers\.\d\.mlp\.experts\.gate_up"):
+        build(tmp_path / "m", tmp_path / "b", **OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_layers_are_compared_while_memory_suffices() -> None:
+    """Of a model whose layers are all alike; the first and the last are always among them."""
+    config = config_of("olmo2", num_hidden_layers=32)
+    decoder = look(config, family_of("", "olmo2"))
+    taken = {size: compared_places(decoder, [size << 20] * 32) for size in (1, 300, 600, 900)}
+    assert taken[1] == list(range(32))
+    assert taken[300] == [0, 8, 16, 31] and taken[600] == [0, 31] and not taken[900]
+
+
+class Stages(Silent):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def stage(self, text: str) -> None:
+        self.texts.append(text)
 
 
 def half_split(decoder: Decoder) -> Decoder:

@@ -40,6 +40,12 @@ def test_experts_are_seen_in_their_form(name: str, form: ExpertForm) -> None:
     assert seen(name).expert_form == form
 
 
+@pytest.mark.parametrize(("hidden", "width"), [(256, 128), (128, 256), (180, 180), (96, 100)])
+def test_experts_are_seen_whatever_their_width(hidden: int, width: int) -> None:
+    sizes = {"hidden_size": hidden, "intermediate_size": width}
+    assert seen("mixtral", **sizes, head_dim=16).expert_form == ExpertForm()
+
+
 @pytest.mark.parametrize(
     ("name", "rope"),
     [

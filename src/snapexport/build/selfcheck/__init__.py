@@ -9,10 +9,13 @@ shows in the logits.
 from snapexport.build.progress import Progress
 from snapexport.build.resolved import ResolvedBuild
 from snapexport.build.selfcheck.check import check
-from snapexport.build.selfcheck.places import compared_places
+from snapexport.build.selfcheck.cost import Cost, bytes_of_layers
+from snapexport.build.selfcheck.places import compared_places, fewest_places
 from snapexport.build.selfcheck.sample import sample_of
 from snapexport.build.selfcheck.sizes import Sizes
+from snapexport.build.selfcheck.stand_in import require_same_parts, stand_in
 from snapexport.build.staging import scratch
+from snapexport.contract.sizes import spelled
 from snapexport.contract.verified import Verified
 from snapexport.exporter.architectures import HELD
 
@@ -29,11 +32,21 @@ def verified(resolved: ResolvedBuild, progress: Progress) -> Verified | None:
 
 
 def verify(resolved: ResolvedBuild, progress: Progress) -> Verified:
-    """Compare, whatever the family."""
+    """Compare, whatever the family: layers of the checkpoint, or a small model of its config."""
     decoder = resolved.decoder
-    places = compared_places(decoder, 300 << 20)
-    progress.stage(f"comparing {len(places)} of {len(decoder.layers)} layers with transformers")
-    sizes = Sizes.of(resolved.model.max_position_embeddings)
-    sample = sample_of(decoder, places, sizes, resolved.checkpoint, resolved.stored)
+    nbytes = bytes_of_layers(decoder)
+    places = compared_places(decoder, nbytes)
     with scratch(resolved.options.out) as directory:
-        return check(sample, resolved, directory)
+        if places:
+            cost = Cost.of(sum(nbytes[place] for place in places))
+            compared = f"{len(places)} of {len(decoder.layers)} layers"
+        else:
+            places, cost = fewest_places(decoder), Cost.of(0)
+            require_same_parts(resolved, places)
+            resolved = stand_in(resolved, directory / "model")
+            compared = f"a small model, since a layer has {spelled(max(nbytes))} in fp32,"
+        progress.stage(f"comparing {compared} with transformers: {cost}")
+        sizes = Sizes.of(resolved.model.max_position_embeddings)
+        sample = sample_of(resolved.decoder, places, sizes, resolved.checkpoint, resolved.stored)
+        found = check(sample, resolved, directory)
+    return found.model_copy(update={"miniature": decoder is not resolved.decoder})

@@ -1,27 +1,47 @@
 """Chooses the layers of a decoder that are compared: the first, one of each sort, the last."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from snapexport.build.selfcheck.cost import Cost
 from snapexport.exporter.architectures import Decoder
 
 _USUAL = 4
-"""Layers that are compared, if so few sorts are there."""
+"""Layers that are compared, if so few sorts are there and memory suffices."""
 _CHEAP = 64 << 20
 """Bytes of weights, as fp32, up to which further layers cost nothing that counts."""
 
 
-def compared_places(decoder: Decoder, layer_bytes: int) -> list[int]:
-    """Places of layers, ascending. layer_bytes: of a layer's weights, as fp32."""
+def compared_places(decoder: Decoder, nbytes: Sequence[int]) -> list[int]:
+    """Places of layers, ascending; none if even the fewest take too much memory.
+
+    nbytes: of each layer's weights, as fp32.
+    """
+    chosen = set(fewest_places(decoder))
+    if not Cost.of(_sum(nbytes, chosen)).is_bearable:
+        return []
+    for place in _spread(len(decoder.layers)):
+        more = _with_caches(decoder, chosen | {place})
+        taken = _sum(nbytes, more)
+        if taken <= _CHEAP or (len(chosen) < _USUAL and Cost.of(taken).is_bearable):
+            chosen = more
+    return sorted(chosen)
+
+
+def fewest_places(decoder: Decoder) -> list[int]:
+    """The first layer, one of each sort, the last, and those whose caches they read."""
     count = len(decoder.layers)
     if decoder.layers_read_their_own:  # what they read is cut for all of them at once
         return list(range(count))
-    chosen = {0, count - 1, *_one_of_each_sort(decoder)}
-    wanted = min(count, max(_USUAL, _CHEAP // max(1, layer_bytes)))
-    for spread in _spread(count):
-        if len(chosen) >= wanted:
-            break
-        chosen.add(spread)
-    return sorted(chosen | {decoder.layers[place].cache_of for place in chosen})
+    return sorted(_with_caches(decoder, {0, count - 1, *_one_of_each_sort(decoder)}))
+
+
+def _with_caches(decoder: Decoder, places: set[int]) -> set[int]:
+    """The layers, and those whose caches they read."""
+    return places | {decoder.layers[place].cache_of for place in places}
+
+
+def _sum(nbytes: Sequence[int], places: set[int]) -> int:
+    return sum(nbytes[place] for place in places)
 
 
 def _one_of_each_sort(decoder: Decoder) -> list[int]:
