@@ -66,5 +66,5 @@ def _save(decoder: Decoder, directory: Path) -> None:
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     noise = torch.randn(shape, generator=generator)
     if len(shape) > 1:
-        return noise / shape[-1] ** 0.5
-    return _NOISE * noise + ("norm" in name and name.endswith("weight"))
+        return noise.div(shape[-1] ** 0.5)
+    return noise.mul(_NOISE).add(int("norm" in name and name.endswith("weight")))
