@@ -14,7 +14,7 @@ from tests.graphs.layered import MODELS, build
 FLAGS: dict[str, Any] = {"L_max": 64, "L_sink": 2, "L_recent": 12, "K": 10, "L_obs": 4}
 HEADS = {
     "gemma-4": "4 heads over 2 KV heads of 16 in 2 layers, 4 heads over 1 KV heads of 32 in 2",
-    "gemma-4, shared caches": "4 heads over 1 KV heads of 32 in 2 layers",
+    "gemma-4, shared caches": "1 KV heads of 32 in 2 layers; 2 read the cache of another",
     "a shared cache in the middle": "4 heads over 2 KV heads of 16 in 2 layers, 2 heads over 1 KV",
     "llama-4": "3 layers, 4 heads over 2 KV heads of 16",
     "chunks longer than prompts": "4 heads over 2 KV heads of 16",

@@ -245,6 +245,7 @@ def build(
     batch: int = 2,
     batches: Sequence[int] = (),
     baseline: bool = False,
+    capacities: Sequence[int] = (),
     **options: Any,
 ) -> Build:
     """A build without weight files: its graphs hold their weights."""
@@ -259,7 +260,7 @@ def build(
     traces = Traces(models, chunk)
     (out / WEIGHTS).mkdir(parents=True)
     recipe = Recipe(geometry, target, resolved)
-    graphs = finished_graphs(traces, recipe, baseline=baseline)
+    graphs = finished_graphs(traces, recipe, prefill_capacities=capacities, baseline=baseline)
     entries = {name: write_graph(name, graph, out) for name, graph in graphs.items()}
     Manifest(
         format_version=FORMAT_VERSION,

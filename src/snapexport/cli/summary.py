@@ -117,7 +117,9 @@ def _model_line(manifest: Manifest) -> str:
     model = manifest.model
     heads = Counter(_heads(model, layer) for layer in model.layers)
     listed = ", ".join(f"{head}{_times(heads, head)}" for head in heads)
-    return f"{model.architecture}, {model.num_hidden_layers} layers, {listed}"
+    line = f"{model.architecture}, {model.num_hidden_layers} layers, {listed}"
+    readers = model.num_hidden_layers - len(model.cached)
+    return f"{line}; {readers} read the cache of another" if readers else line
 
 
 def _heads(model: ModelFacts, layer: LayerHeads) -> str:

@@ -132,3 +132,10 @@ def test_a_compress_step_reads_eligible_keys_and_moves_what_stays() -> None:
     costs = Costs(WEIGHTS, (SNAPSTREAM, SLIDING), L_obs=3)
     # Of 20 tokens 12 are eligible; 12 slots and 5 slots are filled.
     assert costs.compress(20) == Work(8 * 12 + 2 * 16 * (12 + 5), 3 * 8 * 12)
+
+
+def test_pairs_of_chunks_equal_a_count_of_them() -> None:
+    costs = LayerCosts(LayerGeometry(0, 5, 0, chunk=5), 1, 1, 2, 1, window=0, chunk=5)
+    for length in range(1, 23):
+        assert costs.pairs(length) == sum(row % 5 + 1 for row in range(length))
+        assert costs.attended(length, 1) == length % 5 + 1

@@ -74,6 +74,28 @@ def test_prefill_decode_and_kept_positions(model: Layered, tmp_path: Path) -> No
 
 
 @every_model
+def test_a_prompt_that_outgrows_a_smaller_cache(model: Layered, tmp_path: Path) -> None:
+    geometry, length = geometry_of(model), 41
+    prompt = clear_prompt(model, geometry, length)
+    want = answer(model, geometry, prompt, STEPS)
+    options: dict[str, Any] = {"target": "portable", "capacities": [20]}
+    with opened(model, geometry, tmp_path / "b", **options) as executor:
+        require_near(executor.prefill_prompt(0, prompt).logits, want.logits[0])
+        require_goes_on(executor, 0, length, want)
+
+
+@every_model
+def test_a_full_cache(model: Layered, tmp_path: Path) -> None:
+    geometry, length = geometry_of(model).as_full(), 64 - STEPS
+    prompt = clear_prompt(model, geometry, length)
+    want = answer(model, geometry, prompt, STEPS)
+    with opened(model, geometry, tmp_path / "b") as executor:
+        require_near(executor.prefill_prompt(1, prompt).logits, want.logits[0])
+        executor.move(1, 0)
+        require_goes_on(executor, 0, length, want)
+
+
+@every_model
 def test_drafts_that_are_right_up_to_some_token(model: Layered, tmp_path: Path) -> None:
     geometry, length, done = geometry_of(model, tokens_per_step=TOKENS), 41, 0
     prompt = clear_prompt(model, geometry, length)

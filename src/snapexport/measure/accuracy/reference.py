@@ -57,7 +57,7 @@ class ReferenceRunner(SequenceRunner):
 
 _SAME = (
     *("vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    *("head_dim", "kv_lora_rank"),
+    *("head_dim", "value_head_dim", "kv_lora_rank", "cache_of", "attention_chunk_size"),
 )
 """Facts of the manifest that a config.json has to agree with."""
 

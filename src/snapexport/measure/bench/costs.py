@@ -78,6 +78,7 @@ class LayerCosts:
     key, value: bytes of a position in prefill. slot: bytes of key and value of a cache slot in
     decode. fixed: further bytes of a request's cache (scales). pair: operations for a query token
     and an attended position: query . key, and weight * value. window, chunk: 0: none.
+    readers: layers that attend to the cache.
     """
 
     geometry: LayerGeometry
@@ -88,6 +89,7 @@ class LayerCosts:
     window: int
     fixed: int = 0
     chunk: int = 0
+    readers: int = 1
 
     def attended(self, position: int, prompt_length: int) -> int:
         """Cache slots that a decoded token attends to."""
@@ -131,12 +133,16 @@ class Costs:
         tokens = length * (self.weights.elements - self.weights.output) + self.weights.output
         return Work(
             self.weights.nbytes + sum((layer.key + layer.value) * length for layer in self.layers),
-            2 * tokens + sum(layer.pair * layer.pairs(length) for layer in self.layers),
+            2 * tokens
+            + sum(layer.readers * layer.pair * layer.pairs(length) for layer in self.layers),
         )
 
     def decode(self, position: int, prompt_length: int, active: int) -> Work:
         """One token of each active request: read weights and valid slots, write a cache slot."""
-        pairs = [(layer, layer.attended(position, prompt_length)) for layer in self.layers]
+        pairs = [
+            (layer, layer.readers * layer.attended(position, prompt_length))
+            for layer in self.layers
+        ]
         cache = sum(layer.fixed + layer.slot * (slots + 1) for layer, slots in pairs)
         attention = sum(layer.pair * slots for layer, slots in pairs)
         return Work(
@@ -172,8 +178,10 @@ def _layer(
         of_scales = [specs[name] for name in scales if name in specs]
         fixed = sum(_position_bytes(spec, heads, spec.dtype) for spec in of_scales)
     layer = manifest.model.layer(cache.layer)
+    readers = [other.cache_of for other in manifest.model.layers].count(cache.layer)
     pair = 2 * layer.group * heads * sum(layer.widths)
-    return LayerCosts(geometry, key, value, slot, pair, layer.window, fixed, layer.chunk)
+    span = layer.window, fixed, layer.chunk
+    return LayerCosts(geometry, key, value, slot, pair, *span, readers)
 
 
 def _position_bytes(spec: TensorSpec, heads: int, dtype: str) -> int:
