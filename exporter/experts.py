@@ -11,6 +11,7 @@ transformers holds the gates' rows before the ups' rows, a build holds them in t
 import functools
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.onnx import ops as onnx_ops
 
@@ -22,9 +23,31 @@ from snapexport.graphs.markers import EXPERTS, TRACE_DOMAIN
 def mark_experts(model: nn.Module, form: ExpertForm) -> None:
     """Replace the forward of every module of experts, which all have this form."""
     for module in model.modules():
-        if type(module).__name__.endswith("Experts"):
-            _rename_weights(module, form.transposed)
-            module.forward = functools.partial(_forward, module, form)
+        for part in module.children():
+            if is_experts(part):
+                _rename_weights(part, form.transposed)
+                part.forward = functools.partial(_forward, part, form)
+                if form.scaled_inputs:
+                    module.forward = functools.partial(block_of_scaled_inputs, module)
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether a module holds the weights of a layer's experts."""
+    return type(module).__name__.endswith("Experts")
+
+
+def block_of_scaled_inputs(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    """A block whose experts read states times their weights: each chosen expert is a choice of one.
+
+    transformers' own forward lets every expert read every token, nearly all of them times zero.
+    """
+    states = hidden_states.reshape(-1, hidden_states.shape[-1])
+    scores, logits = block.router(states)
+    weights, chosen = torch.topk(scores, block.top_k, dim=1)
+    total = block.shared_expert(states)
+    for weight, expert in zip(torch.split(weights, 1, 1), torch.split(chosen, 1, 1), strict=True):
+        total = total + block.experts(states * weight, expert, torch.ones_like(weight))
+    return total, logits
 
 
 def _rename_weights(module: Any, transposed: bool) -> None:

@@ -29,7 +29,7 @@ def mark_latent_attention(model: Any, decoder: Any, interleaved: bool) -> None:
     decoder: the module with RoPE. interleaved: RoPE turns channels 2i and 2i + 1.
     """
     rotary = decoder.rotary_emb
-    rotary.forward = functools.partial(_cos_sin, rotary)
+    rotary.forward = functools.partial(cos_sin, rotary)
     for module in model.modules():
         if hasattr(module, "kv_b_proj"):
             config, rank = module.config, module.config.kv_lora_rank
@@ -42,7 +42,7 @@ def mark_latent_attention(model: Any, decoder: Any, interleaved: bool) -> None:
             module.forward = functools.partial(_forward, module, interleaved)
 
 
-def _cos_sin(rotary: Any, states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+def cos_sin(rotary: Any, states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines [B,C,d/2] of a RoPE over d numbers."""
     angles = position_ids[..., None].float() * rotary.inv_freq.float()
     turned = (angles.cos(), angles.sin())

@@ -30,6 +30,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"(moe_)?num_(local_)?experts|n_routed_experts", _EXPERTS),
     (r"num_experts_per_tok|(moe_)?top_?k(_experts)?|moe_k", _CHOSEN),
     (r"n_group", _GROUPS),
+    (r"floor_scale", _HEAD_DIM),
     (r"topk_group", _CHOSEN_GROUPS),
 )
 """Names of sizes, and the most that a small model has of each."""

@@ -16,13 +16,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.onnx import ops as onnx_ops
 from transformers import AttentionInterface
 
-from snapexport.exporter.architectures import Decoder, RMSNorm, Rope
+from snapexport.exporter.architectures import Decoder, RMSNorm
 from snapexport.exporter.buffers import compute_buffers
 from snapexport.exporter.experts import mark_experts
 from snapexport.exporter.head import bar_tokens
 from snapexport.exporter.latent_attention import mark_latent_attention
 from snapexport.exporter.models import in_users_words, keep_layers, make_model, modeling_of
-from snapexport.exporter.probe.rope import APPLY, angles_of
+from snapexport.exporter.rotary import rope_marked
+from snapexport.exporter.temperature import scale_by_positions
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 
 ATTENTION_IMPLEMENTATION = "snapexport_marker"
@@ -87,33 +88,6 @@ def _rms_norm(norm: RMSNorm, module: Any, hidden_states: Tensor) -> Tensor:
     return normed.type_as(hidden_states) if norm.in_fp32 else normed
 
 
-def _apply_rotary_pos_emb(
-    form: Rope, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
-) -> tuple[Tensor, Tensor]:
-    return _rotated(form, query, cos, sin), _rotated(form, key, cos, sin)
-
-
-def _rotated(form: Rope, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    cos, sin = angles_of(form, cos), angles_of(form, sin)
-    rotated = 2 * cos.shape[-1]
-    return onnx_ops.rotary_embedding(
-        states,
-        cos_cache=cos,
-        sin_cache=sin,
-        rotary_embedding_dim=rotated if rotated < states.shape[-1] else 0,  # 0: all of a head
-        interleaved=form.interleaved,
-    )
-
-
-def _apply_rotary_pos_emb_alone(
-    form: Rope, states: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
-) -> Tensor:
-    """Of queries or keys [B,H,C,D], or of [B,C,H,D] with unsqueeze_dim=2."""
-    if unsqueeze_dim == 1:
-        return _rotated(form, states, cos, sin)
-    return _rotated(form, states.transpose(1, 2), cos, sin).transpose(1, 2)
-
-
 @contextmanager
 def skeleton(
     decoder: Decoder, dtype: torch.dtype, change: Callable[[Any], None] | None = None
@@ -142,16 +116,9 @@ def skeleton(
     if decoder.expert_form:
         mark_experts(model, decoder.expert_form)
     _keep_in_fp32(model)
-    modeling: Any = modeling_of(model, names.decoder)
-    original = getattr(modeling, APPLY, None)
-    if decoder.rope:
-        apply = _apply_rotary_pos_emb_alone if decoder.rope.alone else _apply_rotary_pos_emb
-        setattr(modeling, APPLY, functools.partial(apply, decoder.rope))
-    try:
+    scale_by_positions(inside)
+    with rope_marked(modeling_of(model, names.decoder), inside, decoder.rope):
         yield model, fake
-    finally:
-        if decoder.rope:
-            setattr(modeling, APPLY, original)
 
 
 @contextmanager

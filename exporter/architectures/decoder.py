@@ -27,7 +27,8 @@ class ExpertForm:
     """How stacks of experts lie, and what the experts compute (EXPERTS of graphs/markers.py).
 
     transposed: [E,K,N] instead of [E,N,K]. in_turn: row 2i is a gate and 2i + 1 its up; else all
-    gates lie before all ups.
+    gates lie before all ups. scaled_inputs: an expert reads states times its weight, and gives what
+    it makes of them as it is (Llama 4).
     """
 
     transposed: bool = False
@@ -35,6 +36,7 @@ class ExpertForm:
     alpha: float = 1.0
     beta: float = 0.0
     limit: float = 0.0
+    scaled_inputs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +61,12 @@ second half; at 2i and 2i + 1; or at i, with one for each pair."""
 class Rope:
     """How `apply_rotary_pos_emb` rotates. interleaved: pairs are channels 2i and 2i + 1.
 
-    alone: it takes queries or keys, not both.
+    takes: queries and keys with cosines and sines, one of them, or both with complex numbers.
     """
 
     frequencies: Frequencies
     interleaved: bool
-    alone: bool = False
+    takes: Literal["both", "one", "complex"] = "both"
 
 
 @dataclass(frozen=True, kw_only=True)

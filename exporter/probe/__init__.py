@@ -72,10 +72,11 @@ def _look(
     require_no_states(model, names.layers)
     with quiet():
         norms = norms_of(model)
-        expert_form = form_of_experts(model)
+        expert_form = form_of_experts(model, config)
         recorded = record(model, names.decoder, names.layers)
         require_one_call_each(model, recorded, names.layers)
-        layers = layers_of(model, recorded, names.layers, position_limit(config))
+        limit = position_limit(config)
+        layers = layers_of(model, recorded, names.layers, limit, expert_form)
         require_said_types(config, layers)
         require_said_ropes(config, inside)
         require_local(inside, names.layers.removeprefix(f"{names.decoder}."))

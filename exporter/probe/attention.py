@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from snapexport.errors import UserError
+from snapexport.exporter.experts import is_experts
 from snapexport.exporter.models import hidden_states_of, modeling_of
 
 IMPLEMENTATION = "snapexport_probe"
@@ -195,17 +196,25 @@ def _remember_inputs(_: nn.Module, positional: tuple[Any, ...], named: dict[str,
 
 def _stub_experts(model: nn.Module) -> None:
     """Experts loop over what routers chose, which meta tensors don't know."""
-    for path, module in model.named_modules():
-        if type(module).__name__.endswith("Experts"):
+    for above, block in model.named_modules():
+        for name, module in block.named_children():
+            if is_experts(module):
+                # Experts whose inputs are scaled don't get the choice.
+                usual = getattr(block, "top_k", 1)
 
-            def stub(
-                states: Tensor, chosen: Any = None, *_: Any, path: str = path, **__: Any
-            ) -> Tensor:
-                if isinstance(chosen, Tensor):
-                    _recorded.chosen[path] = chosen.shape[-1]
-                return torch.empty_like(states)
+                def stub(
+                    states: Tensor,
+                    chosen: Any = None,
+                    *_: Any,
+                    path: str = f"{above}.{name}",
+                    usual: int = usual,
+                    **__: Any,
+                ) -> Tensor:
+                    is_told = isinstance(chosen, Tensor)
+                    _recorded.chosen[path] = chosen.shape[-1] if is_told else usual
+                    return torch.empty_like(states)
 
-            module.forward = stub
+                module.forward = stub
 
 
 @contextmanager

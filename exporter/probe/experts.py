@@ -1,40 +1,50 @@
 """Confirms that a model's experts compute what the marker for experts does, by their numbers."""
 
 import copy
+import functools
+import itertools
+import math
 from collections.abc import Iterator
-from math import gcd
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.decoder import ExpertForm
+from snapexport.exporter.experts import block_of_scaled_inputs, is_experts
+from snapexport.exporter.miniature import miniature
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _RELATIVE = 1e-5
 _LOUD = 8.0
 """Standard deviation of the states: gates and ups reach the limits that experts have."""
 _EXPERTS = 2
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_WIDEST = 64
+_UNIT = 8
+"""Greatest common divisor of the small sizes."""
 
 
-def form_of_experts(model: nn.Module) -> ExpertForm | None:
+def form_of_experts(model: nn.Module, config: "PretrainedConfig") -> ExpertForm | None:
     """The form of the model's experts; None if it has none.
 
     Raises UserError for experts that compute something else than a gated SiLU, or lie otherwise.
     """
     found: dict[str, ExpertForm] = {}
-    for module in model.modules():
-        name = type(module).__name__
-        if name.endswith("Experts") and name not in found:
-            form = _form(module)
-            if form is None:
-                raise UserError(
-                    f"the model's experts ({name}) compute no gated SiLU, or don't lie in stacks",
-                    "only experts with a gate, an up and a down matrix and SiLU can be built",
-                )
-            found[name] = form
+    for block in model.modules():
+        for module in block.children():
+            name = type(module).__name__
+            if is_experts(module) and name not in found:
+                form = _form(module, type(block), config)
+                if form is None:
+                    raise UserError(
+                        f"the model's experts ({name}) compute no gated SiLU, or don't lie in "
+                        "stacks",
+                        "only experts with a gate, an up and a down matrix and SiLU can be built",
+                    )
+                found[name] = form
     forms = list(dict.fromkeys(found.values()))
     if len(forms) > 1:
         raise UserError(
@@ -45,28 +55,81 @@ def form_of_experts(model: nn.Module) -> ExpertForm | None:
 
 
 @torch.no_grad()
-def _form(module: Any) -> ExpertForm | None:
-    """The form by which two small experts give the same, on random numbers."""
+def _form(module: Any, block: type, config: "PretrainedConfig") -> ExpertForm | None:
+    """The form by which two small experts give the same, on random numbers.
+
+    block: the class of what is around them.
+    """
     if getattr(module, "gate_up_proj", None) is None or getattr(module, "down_proj", None) is None:
         return None
-    transposed = bool(getattr(module, "is_transposed", False))
-    in_turn = not getattr(module, "is_concatenated", True)
-    if not in_turn and module._parameters.get("gate_up_proj_bias") is not None:
-        return None
-    try:
-        small = _small(module)
-        states = _LOUD * torch.randn(6, _hidden(small), generator=torch.Generator().manual_seed(1))
-        chosen = torch.tensor([[0, 1], [1, 0]] * 3)
-        weights = torch.rand(6, 2, generator=torch.Generator().manual_seed(2))
-        expected = small(states, chosen, weights)
-    except Exception:  # it takes other inputs
-        return None
-    for alpha, beta, limit in _formulas(module):
-        form = ExpertForm(transposed, in_turn, alpha, beta, limit)
-        found = _gated(small, form, states, chosen, weights)
-        if float((found - expected).abs().max()) < _RELATIVE * float(expected.abs().max()):
-            return form
+    for transposed, scaled_inputs in itertools.product((False, True), (False, True)):
+        small = _small(module, transposed)
+        for in_turn, formula in itertools.product((False, True), _formulas(module)):
+            form = ExpertForm(transposed, in_turn, *formula, scaled_inputs)
+            if not in_turn and module._parameters.get("gate_up_proj_bias") is not None:
+                continue  # its halves would have to be taken in turn, as the matrix's are
+            if _is_of(small, form):
+                known = not scaled_inputs or _is_known_block(block, form, config)
+                return form if known else None
     return None
+
+
+def _is_of(small: Any, form: ExpertForm) -> bool:
+    """Whether two small experts are of a form."""
+    generator = torch.Generator().manual_seed(1)
+    states = _LOUD * torch.randn(6, _sizes(small, form.transposed)[0], generator=generator)
+    chosen = torch.tensor([[0, 1], [1, 0]] * 3)
+    weights = torch.rand(6, 2, generator=generator)
+    try:
+        if form.scaled_inputs:
+            expected = _of_scaled_inputs(small, states, chosen, weights)
+            found = _of_choices_of_one(small, form, states, chosen, weights)
+        else:
+            expected = small(states, chosen, weights)
+            found = _gated(small, form, states, chosen, weights)
+    except Exception:  # it takes other inputs, or its weights lie otherwise
+        return False
+    return _is_close(found, expected)
+
+
+def _is_close(found: Tensor, expected: Tensor) -> bool:
+    if found.shape != expected.shape:
+        return False
+    return float((found - expected).abs().max()) < _RELATIVE * float(expected.abs().max())
+
+
+def _of_scaled_inputs(small: Any, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """What experts make of states times their weights, as they take them: sorted by experts."""
+    factors = [(weights * (chosen == expert)).sum(-1, keepdim=True) for expert in range(_EXPERTS)]
+    read = torch.cat([states * factor for factor in factors])
+    made: Tensor = small(read)
+    return made.view(_EXPERTS, *states.shape).sum(0)
+
+
+def _of_choices_of_one(
+    small: Any, form: ExpertForm, states: Tensor, chosen: Tensor, weights: Tensor
+) -> Tensor:
+    """The marker's formula, once for each expert that a token chooses."""
+    total = torch.zeros_like(states)
+    for weight, expert in zip(torch.split(weights, 1, 1), torch.split(chosen, 1, 1), strict=True):
+        total += _gated(small, form, states * weight, expert, torch.ones_like(weight))
+    return total
+
+
+def _is_known_block(kind: type, form: ExpertForm, config: "PretrainedConfig") -> bool:
+    """Whether a small block of experts computes what the one in its place will."""
+    try:
+        small = kind(miniature(config)).eval()
+        generator = torch.Generator().manual_seed(0)
+        for weight in small.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[-1] ** 0.5)
+        states = torch.randn(2, 5, small.experts.down_proj.shape[-1], generator=generator)
+        expected = small(states)
+        small.experts.forward = functools.partial(_gated, small.experts, form)
+        found = block_of_scaled_inputs(small, states)
+    except Exception:  # it has other parts
+        return False
+    return all(map(_is_close, found, expected))
 
 
 def _formulas(module: Any) -> Iterator[tuple[float, float, float]]:
@@ -78,14 +141,16 @@ def _formulas(module: Any) -> Iterator[tuple[float, float, float]]:
                 yield alpha, beta, limit
 
 
-def _small(module: Any) -> Any:
-    """The module with two experts of random weights, and few rows."""
+def _small(module: Any, transposed: bool) -> Any:
+    """The module with two experts of random weights, and few rows, in the same proportion."""
     small, generator = copy.copy(module), torch.Generator().manual_seed(0)
     small._parameters = {}
-    width = _narrow(*_sizes(module))
+    hidden, wide = _sizes(module, transposed)
+    common = max(1, math.gcd(hidden, wide) // _UNIT)
+    width = {size: size // common for size in (hidden, wide, 2 * wide)}
     for name, weight in module._parameters.items():
         if weight is not None:
-            shape = [_EXPERTS, *(width[size] for size in weight.shape[1:])]
+            shape = [_EXPERTS, *(size // common for size in weight.shape[1:])]
             values = torch.randn(shape, generator=generator) / shape[-1] ** 0.5
             small._parameters[name] = nn.Parameter(values, requires_grad=False)
     for name in _COUNTS:
@@ -100,23 +165,11 @@ def _small(module: Any) -> Any:
     return small
 
 
-def _narrow(hidden: int, width: int) -> dict[int, int]:
-    """{size: a smaller one}, in the same proportion: a size may be another one's double."""
-    unit = gcd(hidden, width)
-    factor = max(1, _WIDEST * unit // max(hidden, width))
-    sizes = (hidden, width, 2 * hidden, 2 * width)
-    return {size: min(size, size // unit * factor) for size in sizes}
-
-
-def _sizes(module: Any) -> tuple[int, int]:
+def _sizes(module: Any, transposed: bool) -> tuple[int, int]:
     """The hidden size, and the width of an expert."""
     down = module.down_proj.shape
-    hidden, width = (down[2], down[1]) if getattr(module, "is_transposed", False) else down[1:]
+    hidden, width = (down[2], down[1]) if transposed else down[1:]
     return int(hidden), int(width)
-
-
-def _hidden(module: Any) -> int:
-    return _sizes(module)[0]
 
 
 def _gated(
@@ -126,7 +179,7 @@ def _gated(
     gate_ups, downs = module.gate_up_proj, module.down_proj
     gate_ups, downs = (gate_ups.mT, downs.mT) if form.transposed else (gate_ups, downs)
     total = torch.zeros_like(states)
-    for expert in range(_EXPERTS):
+    for expert in range(len(gate_ups)):
         both = states @ gate_ups[expert].mT + _bias(module, "gate_up_proj_bias", expert)
         gate, up = (both[:, ::2], both[:, 1::2]) if form.in_turn else both.chunk(2, -1)
         if form.limit:

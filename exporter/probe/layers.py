@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from snapexport.errors import UserError
-from snapexport.exporter.architectures.decoder import ExpertSizes, Layer
+from snapexport.exporter.architectures.decoder import ExpertForm, ExpertSizes, Layer
 from snapexport.exporter.architectures.fields import CORRECT
 from snapexport.exporter.probe.attention import (
     Call,
@@ -20,7 +20,9 @@ from snapexport.exporter.probe.attention import (
 _INDICES = ("layer_idx", "layer_id", "layer_number", "training")
 
 
-def layers_of(model: Any, recorded: Recorded, layers: str, limit: int) -> tuple[Layer, ...]:
+def layers_of(
+    model: Any, recorded: Recorded, layers: str, limit: int, form: ExpertForm | None
+) -> tuple[Layer, ...]:
     """The model's layers. limit: its longest sequence. Raises UserError for unlike ones."""
     modules, calls = list(model.get_submodule(layers)), recorded.calls
     config = model.get_submodule(layers.rpartition(".")[0]).config
@@ -44,7 +46,7 @@ def layers_of(model: Any, recorded: Recorded, layers: str, limit: int) -> tuple[
                 sinks=call.sinks,
                 softcapped=bool(call.softcap),
                 cache_of=_first_with(calls, call),
-                experts=_experts(module, f"{layers}.{index}", recorded.chosen),
+                experts=_experts(module, f"{layers}.{index}", recorded.chosen, form),
             )
         )
     return tuple(found)
@@ -141,11 +143,13 @@ def _first_with(calls: Sequence[Call], call: Call) -> int:
     return next(index for index, other in enumerate(calls) if other.key is call.key)
 
 
-def _experts(layer: nn.Module, path: str, chosen: Mapping[str, int]) -> ExpertSizes | None:
+def _experts(
+    layer: nn.Module, path: str, chosen: Mapping[str, int], form: ExpertForm | None
+) -> ExpertSizes | None:
     for name, module in layer.named_modules():
-        if (count := chosen.get(f"{path}.{name}")) is not None:
+        if form and (count := chosen.get(f"{path}.{name}")) is not None:
             down: Any = module.down_proj
-            width = down.shape[1] if getattr(module, "is_transposed", False) else down.shape[2]
+            width = down.shape[1] if form.transposed else down.shape[2]
             return ExpertSizes(int(down.shape[0]), count, int(width))
     return None
 

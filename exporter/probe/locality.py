@@ -16,6 +16,7 @@ from snapexport.errors import UserError
 from snapexport.exporter.miniature import miniature
 from snapexport.exporter.models import hidden_states_of, modeling_of
 from snapexport.exporter.probe.attention import MANY, masks_replaced
+from snapexport.exporter.temperature import scale_by_positions
 
 _IMPLEMENTATION = "snapexport_probe_rows"
 _RELATIVE = 1e-3
@@ -100,14 +101,17 @@ def _states(small: Any, layers: str) -> list[list[Tensor]]:
     listed[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     for layer in listed:
         layer.register_forward_hook(lambda *call: seen.append(_first(call[2])))
-    runs = []
-    ascending = torch.arange(MANY)
-    for order, positions in ((ascending, ascending[None]), (mixed, mixed[None]), (ascending, None)):
+
+    def run(order: Tensor, positions: Tensor | None) -> list[Tensor]:
         seen.clear()
         with masks_replaced(modeling_of(small, ""), lambda *_: None):
             hidden_states_of(small, tokens[:, order], positions)
-        runs.append([states[..., order.argsort(), :] for states in seen])
-    return runs
+        return [states[..., order.argsort(), :] for states in seen]
+
+    ascending = torch.arange(MANY)
+    counted = run(ascending, None)
+    scale_by_positions(small)
+    return [run(ascending, ascending[None]), run(mixed, mixed[None]), counted]
 
 
 def _first(output: Any) -> Tensor:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.decoder import Frequencies, Layer, Rope
+from snapexport.exporter.latent_attention import cos_sin
 
-APPLY = "apply_rotary_pos_emb"
+APPLY, APPLY_COMPLEX = "apply_rotary_pos_emb", "apply_rotary_emb"
 _TOKENS, _FIRST = 7, 3
 _ABSOLUTE = 1e-5
 
@@ -23,32 +24,39 @@ _ABSOLUTE = 1e-5
 @torch.no_grad()
 def rope_of(modeling: ModuleType, decoder: Any, layer: Layer) -> Rope | None:
     """The form of a decoder's RoPE; None: not confirmed, so traced as it is."""
-    apply, module = getattr(modeling, APPLY, None), getattr(decoder, "rotary_emb", None)
-    if apply is None or module is None:
+    module = getattr(decoder, "rotary_emb", None)
+    apply, apply_complex = (getattr(modeling, name, None) for name in (APPLY, APPLY_COMPLEX))
+    if module is None:
         return None
+    if apply is None:
+        return _complex_form(apply_complex, module, decoder.config, layer)
     taken = list(inspect.signature(apply).parameters)
     alone = taken[1:3] == ["cos", "sin"]
     if not alone and taken[:4] != ["q", "k", "cos", "sin"]:
         return None
     try:
-        cos, sin = _cos_sin(module, decoder.config)
+        cos, sin = _angles(module, decoder.config)
     except Exception:  # it takes other arguments
         return None
     # A model may hand over whole heads, or the part of each that is rotated.
     for width in dict.fromkeys((layer.key_dim, cos.shape[-1])):
-        if form := _form(apply, alone, cos, sin, (layer.heads, layer.kv_heads, width)):
+        if form := _form(apply, alone, cos, sin, _states(layer, width)):
             return form
     return None
 
 
-def _form(
-    apply: Any, alone: bool, cos: Tensor, sin: Tensor, sizes: tuple[int, int, int]
-) -> Rope | None:
-    """The form whose numbers are the function's. sizes: query heads, KV heads and channels."""
-    heads, kv_heads, width = sizes
+def _states(layer: Layer, width: int) -> tuple[Tensor, Tensor]:
+    """Queries and keys [1,H,C,D]."""
     generator = torch.Generator().manual_seed(0)
-    query = torch.randn(1, heads, _TOKENS, width, generator=generator)
-    key = torch.randn(1, kv_heads, _TOKENS, width, generator=generator)
+    query = torch.randn(1, layer.heads, _TOKENS, width, generator=generator)
+    return query, torch.randn(1, layer.kv_heads, _TOKENS, width, generator=generator)
+
+
+def _form(
+    apply: Any, alone: bool, cos: Tensor, sin: Tensor, states: tuple[Tensor, Tensor]
+) -> Rope | None:
+    """The form whose numbers are the function's."""
+    query, key = states
     try:
         if alone:
             expected = apply(query, cos, sin), apply(key, cos, sin)
@@ -56,11 +64,25 @@ def _form(
             expected = apply(query, key, cos, sin)
     except Exception:  # it takes other tensors: traced as it is
         return None
-    for form, channels in _forms(cos, width, alone):
-        found = [rotated(form, states, cos, sin, channels) for states in (query, key)]
+    for form, channels in _forms(cos, query.shape[-1], alone):
+        found = [rotated(form, one, cos, sin, channels) for one in states]
         if all(_is_close(*pair) for pair in zip(found, expected, strict=True)):
             return form
     return None
+
+
+def _complex_form(apply: Any, module: Any, config: Any, layer: Layer) -> Rope | None:
+    """The form of a function of queries, keys [B,C,H,D] and complex numbers [B,C,D/2]."""
+    form = Rope("pairs", interleaved=True, takes="complex")
+    try:
+        turns = _angles(module, config)
+        states = _states(layer, 2 * turns.shape[-1])
+        expected = apply(*(one.transpose(1, 2) for one in states), turns)
+        cos, sin = cos_sin(type(module)(config), *_inputs())
+        found = [rotated(form, one, cos, sin, one.shape[-1]).transpose(1, 2) for one in states]
+    except Exception:  # it takes other tensors: traced as it is
+        return None
+    return form if all(map(_is_close, found, expected)) else None
 
 
 def require_said_ropes(config: Any, decoder: Any) -> None:
@@ -77,14 +99,16 @@ def require_said_ropes(config: Any, decoder: Any) -> None:
         )
 
 
-def _cos_sin(module: Any, config: Any) -> tuple[Tensor, Tensor]:
+def _angles(module: Any, config: Any) -> Any:
     """Of a few positions, by the model's own module."""
-    real: Any = type(module)(config)
     by_type = "layer_type" in inspect.signature(type(module).forward).parameters
     named = {"layer_type": config.layer_types[0]} if by_type else {}
-    positions = torch.arange(_FIRST, _FIRST + _TOKENS)[None]
-    cos, sin = real(torch.zeros(1), positions, **named)
-    return cos, sin
+    return type(module)(config)(*_inputs(), **named)
+
+
+def _inputs() -> tuple[Tensor, Tensor]:
+    """States, of which only the dtype counts, and positions."""
+    return torch.zeros(1), torch.arange(_FIRST, _FIRST + _TOKENS)[None]
 
 
 def _forms(cos: Tensor, width: int, alone: bool) -> Iterator[tuple[Rope, int]]:
@@ -94,7 +118,7 @@ def _forms(cos: Tensor, width: int, alone: bool) -> Iterator[tuple[Rope, int]]:
     for frequencies, channels in turned.items():
         for interleaved in (False, True):
             if channels <= width:
-                yield Rope(frequencies, interleaved, alone), channels
+                yield Rope(frequencies, interleaved, "one" if alone else "both"), channels
 
 
 def angles_of(form: Rope, table: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ def seen(name: str, **changes: Any) -> Decoder:
         ("mixtral", ExpertForm()),
         ("aria_text", ExpertForm(transposed=True)),
         ("minimax_m3_vl_text", ExpertForm(alpha=1.702, beta=1.0, limit=1.5)),
+        ("llama4_text", ExpertForm(transposed=True, scaled_inputs=True)),
     ],
 )
 def test_experts_are_seen_in_their_form(name: str, form: ExpertForm) -> None:
@@ -52,7 +53,8 @@ def test_experts_are_seen_whatever_their_width(hidden: int, width: int) -> None:
         ("glm4", Rope("halves", interleaved=True)),
         ("cohere2", Rope("steps", interleaved=True)),
         ("phi", Rope("halves", interleaved=False)),
-        ("gemma4_text", Rope("halves", interleaved=False, alone=True)),
+        ("gemma4_text", Rope("halves", interleaved=False, takes="one")),
+        ("llama4_text", Rope("pairs", interleaved=True, takes="complex")),
         ("nanochat", None),
     ],
 )

@@ -261,15 +261,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "lfm2": {"layer_types": ["full_attention"] * 3, "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"layer_types": ["full_attention"] * 3, "num_dense_layers": 1, **_EXPERTS},
-    # Without RoPE, which is complex in transformers.
-    "llama4_text.nope": {
+    "llama4_text": {
         "head_dim": 16,
         "num_hidden_layers": 4,
-        "layer_types": ["chunked_attention", "full_attention"] * 2,
         "attention_chunk_size": 16,
-        "no_rope_layers": [0] * 4,
-        "moe_layers": [],
+        "floor_scale": 16,
+        "num_local_experts": 4,
+        "intermediate_size": 48,
         "intermediate_size_mlp": 112,
+        "interleave_moe_layer_step": 2,
     },
     "mellum": {"head_dim": 16, "num_local_experts": 8, **_TWO_ROPES, **_MIXED_EXPERTS},
     "mimo_v2_flash": {
@@ -361,12 +361,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 FEW = (
-    *("cohere2_moe", "gemma4_text.shared", "glm4", "gpt2", "granite_swa", "llama4_text.nope"),
+    *("cohere2_moe", "gemma4_text.shared", "glm4", "gpt2", "granite_swa", "llama4_text"),
     *("mimo_v2_flash", "minicpm3", "mixtral", "opt", "smollm3"),
 )
-"""Interleaved RoPE and experts, caches that layers share, partial RoPE, Conv1D, sinks, chunks,
-heads by layer, latents, experts that transformers joins, a head beside the decoder, and layers
-without RoPE."""
+"""Interleaved RoPE and experts, caches that layers share, partial RoPE, Conv1D, sinks, chunks and
+complex RoPE, heads by layer, latents, experts that transformers joins, a head beside the decoder,
+and layers without RoPE."""
 
 
 def few_by_default(names: Iterable[str]) -> list[Any]:

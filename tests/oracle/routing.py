@@ -34,9 +34,11 @@ class Routing:
 
 
 def _chosen(output: tuple[Tensor, ...]) -> Tensor:
-    """The experts among what a router returns, in ascending order."""
-    (index,) = (one for one in output if not one.dtype.is_floating_point)
-    return index.sort(-1).values
+    """The experts among what a router returns, in ascending order, or whether each is chosen."""
+    for found in output:
+        if not found.dtype.is_floating_point:
+            return found.sort(-1).values
+    return output[0] > 0  # Llama 4: scores, of which the others' are 0
 
 
 @contextmanager
