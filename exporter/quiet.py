@@ -23,3 +23,17 @@ def quiet() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing its own in a block."""
+    from transformers.utils import logging as theirs
+
+    shown = theirs.is_progress_bar_enabled()
+    theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            theirs.enable_progress_bar()

@@ -3,7 +3,7 @@
 A model type with several forms has a name with a dot for each.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -360,19 +360,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-FEW = (
-    *("cohere2_moe", "gemma4_text.shared", "glm4", "gpt2", "granite_swa", "llama4_text"),
-    *("mimo_v2_flash", "minicpm3", "mixtral", "opt", "smollm3"),
-)
-"""Interleaved RoPE and experts, caches that layers share, partial RoPE, Conv1D, sinks, chunks and
-complex RoPE, heads by layer, latents, experts that transformers joins, a head beside the decoder,
-and layers without RoPE."""
+FEW = ("cohere2_moe", "gemma4_text.shared", "glm4", "gpt2", "granite_swa", "opt", "smollm3")
+SLOW = ("llama4_text", "mimo_v2_flash", "minicpm3", "mixtral")
+"""Interleaved RoPE and experts, caches that layers share, partial RoPE, Conv1D, sinks, a head
+beside the decoder, and layers without RoPE; chunks and complex RoPE, heads by layer, latents, and
+experts that transformers joins."""
 
 
 def few_by_default(names: Iterable[str]) -> list[Any]:
-    """Parameters of a test: all but FEW are for `make architectures`."""
-    marks = {name: () if name in FEW else pytest.mark.architectures for name in names}
-    return [pytest.param(name, marks=marks[name]) for name in marks]
+    """Parameters of a test: all but FEW are slow, or for `make architectures`."""
+    return [pytest.param(name, marks=_marks(name)) for name in names]
+
+
+def _marks(name: str) -> Sequence[pytest.MarkDecorator]:
+    if name in FEW:
+        return ()
+    return (pytest.mark.slow if name in SLOW else pytest.mark.architectures,)
 
 
 def config_of(name: str, **changes: Any) -> PretrainedConfig:

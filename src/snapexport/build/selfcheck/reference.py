@@ -3,22 +3,20 @@
 Shares with our graphs neither the conversion of weights nor any arithmetic.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.utils import logging
 
 from snapexport.build.selfcheck.attention import Attended, Visible, watching
 from snapexport.build.selfcheck.routing import choices_of
 from snapexport.build.selfcheck.sample import Sample
 from snapexport.errors import UserError
 from snapexport.exporter.models import in_users_words, keep_layers, leave_text, make_model
-from snapexport.exporter.quiet import quiet
+from snapexport.exporter.quiet import quiet, without_progress_bars
 
 _DRAWS = 2
 """Of noise, to find what rounding could change."""
@@ -85,7 +83,7 @@ def _loaded(sample: Sample) -> Any:
         keep_layers(self, names.decoder, names.layers, decoder.depth)
 
     few: Any = type(usual.__name__, (usual,), {"__init__": init, "__module__": usual.__module__})
-    with quiet(), _no_progress_bar():
+    with quiet(), without_progress_bars():
         model, report = few.from_pretrained(
             None,
             config=made.config,
@@ -103,14 +101,3 @@ def _loaded(sample: Sample) -> Any:
                 "this checkpoint cannot be built",
             )
     return model
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -18,7 +18,7 @@ from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.miniature import miniature
 from snapexport.exporter.models import model_on_meta
 from snapexport.exporter.opening import open_checkpoint
-from snapexport.exporter.quiet import quiet
+from snapexport.exporter.quiet import quiet, without_progress_bars
 
 _NOISE = 0.3
 """Standard deviation of biases, and of what norms multiply by."""
@@ -59,7 +59,7 @@ def _save(decoder: Decoder, directory: Path) -> None:
         for name, tensor in model.state_dict().items()
         if name not in small.names.tied
     }
-    with quiet():
+    with quiet(), without_progress_bars():
         model.save_pretrained(directory, state_dict=state)
 
 
