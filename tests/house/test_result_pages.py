@@ -2,7 +2,6 @@
 
 import json
 import math
-import operator
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -94,7 +93,7 @@ CACHES = {
 
 
 def text() -> Iterator[str]:
-    """Nats lost a token, with a half to a 32nd of the prompt; then less streaming's, by passage."""
+    """Nats lost a token, with a half to a 32nd of the prompt."""
     for length, name in {1024: "", 2048: "", 4096: "_4096", 8000: "_8000"}.items():
         rows = report("quality", f"real_model_text{name}")["continuations"]
         slots = [2 ** (length - 1).bit_length() >> n for n in range(1, 6)]
@@ -104,9 +103,6 @@ def text() -> Iterator[str]:
         }
         for cache, cells in lost.items():
             yield line(f"{length:,}", cache, *(mean(row["losses"]) for row in cells))
-        pairs = zip(lost["SnapStream"], lost["streaming"], strict=True)
-        less = (map(operator.sub, ours["losses"], theirs["losses"]) for ours, theirs in pairs)
-        yield line(f"{length:,}", "SnapStream less streaming", *(mean([*each]) for each in less))
 
 
 def answered(files: list[tuple[str, int, int]], more: dict[str, str]) -> Iterator[str]:
