@@ -34,20 +34,19 @@ HELPS = OF_GRAPHS | {
     "inside the graph (default: 128 for ONNX Runtime in fp32, else 512; half of L_max at most)",
     "tokens_per_step": "most tokens of a batch slot in a decode step: further graphs check drafts "
     "of the next tokens, found in the prompt and in the output (default: 1)",
-    "prefill_capacities": "positions of the caches of further prefill graphs, for prompts that are "
-    "shorter than L_max: TensorRT's attention reads the whole cache in each chunk; each at least "
-    "twice the one before (default: none)",
+    "prefill_capacities": "positions of the caches of further prefill graphs, for shorter prompts: "
+    "TensorRT's attention reads the whole cache in each chunk (default: none)",
     "dtype": "dtype of weights, activations and cache; the CPU has no bf16",
     "weights": "of the linear layers (default: the dtype). int4: in blocks of 32, a quarter of "
-    "fp16's memory traffic, less accurate; `diff` and `eval` measure how much. fp8: those that the "
-    "checkpoint has in fp8 stay so, for the tensorrt targets; half of bf16's memory, slower",
+    "fp16's memory, less accurate. fp8: those that the checkpoint has in fp8 stay so, for the "
+    "tensorrt targets; half of bf16's memory, slower",
     "target": "onnxruntime: with operators of its own; tensorrt: in forms that its parser takes; "
     "portable: standard operators only",
     "baseline": "also write the full-cache graphs of the same trace",
     "tensor_parallel": "ranks that share the model: each has a part of the heads, MLPs, experts "
     "and vocabulary, in a folder of its own",
-    "link_weights": "hard-link the checkpoint's files instead of copying them; onnx, Polygraphy "
-    "and whatever else reads weights by onnx refuse such a build",
+    "link_weights": "hard-link the checkpoint's files instead of copying them; onnx and Polygraphy "
+    "refuse such a build",
     "longrope": "for a RoPE of type longrope: choose one of its two sets of frequencies for all "
     "sequences, the long one if L_max is above the length of training",
     "verify": "compare a few of the checkpoint's layers with transformers before anything is "
@@ -78,8 +77,7 @@ HELPS = OF_GRAPHS | {
     "(default: 2)",
     "vote_queries": "whose queries vote: the last --L-obs prompt tokens'; those of as many pseudo "
     "tokens, which the model writes after the prompt and forgets; or those of the whole prompt, "
-    "which is fed a second time, for questions that come after compression: prefill takes twice as "
-    "long (default: prompt)",
+    "which is fed a second time (default: prompt)",
 }
 
 

@@ -68,17 +68,16 @@ class GraphOptions:
     share_weights: bool | None = field(
         default=None,
         metadata=_help(
-            "make matrices inputs of the graphs, so that all graphs of the build, engines too, run "
-            "on one copy in memory (default: for the tensorrt targets, whose engines hold a copy "
-            "each; ONNX Runtime on the CPU maps one copy anyway)"
+            "make matrices inputs of the graphs, so that all graphs and engines run on one copy in "
+            "memory (default: for the tensorrt targets; ONNX Runtime on the CPU maps one copy "
+            "anyway)"
         ),
     )
     extend: bool = field(
         default=False,
         metadata=_help(
             "add extend.onnx, which takes further tokens onto a compressed cache: a turn of a chat "
-            "costs its own tokens, and prompts may be longer than --L-max; with --group max it "
-            "keeps more of what a question at the end of a long one asks for",
+            "costs its own tokens, and prompts may be longer than --L-max",
             "",
         ),
     )
