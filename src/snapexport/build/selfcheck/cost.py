@@ -8,7 +8,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from snapexport.contract.sizes import spelled
+from snapexport.contract.sizes import size, spelled
 from snapexport.exporter import shapes
 from snapexport.exporter.architectures import Decoder
 
@@ -19,7 +19,7 @@ _FP32 = 4
 _COPIES = 3
 """Of the weights: the checkpoint's, transformers', and the graphs'."""
 _FIXED_BYTES, _FIXED_SECONDS = 700 << 20, 7.0
-_SECONDS_PER_BYTE = 7.0 / 2**30
+_SECONDS_PER_BYTE = 7.0 / size("1GiB")
 
 
 @dataclass(frozen=True)
