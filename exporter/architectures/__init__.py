@@ -14,7 +14,7 @@ from snapexport.exporter.architectures.decoder import (
     RMSNorm,
     Rope,
 )
-from snapexport.exporter.architectures.families import HELD, Family, InGguf
+from snapexport.exporter.architectures.families import HELD, Family, InGguf, is_held
 
 __all__ = [
     "HELD",
@@ -27,6 +27,7 @@ __all__ = [
     "Names",
     "RMSNorm",
     "Rope",
+    "is_held",
     "model_facts",
     "require_readable",
 ]

@@ -78,3 +78,8 @@ def family_of(name: str, model_type: str) -> Family:
     """The family of a class in config.json; one without further facts if tests hold none."""
     held = HELD.get(model_type)
     return held if held and held.name == name else Family(name=name, model_type=model_type)
+
+
+def is_held(family: Family) -> bool:
+    """Whether tests of ours hold a family: with every option, and in all of its forms."""
+    return HELD.get(family.model_type) == family

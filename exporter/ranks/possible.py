@@ -5,7 +5,7 @@ from typing import Any
 
 from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
-from snapexport.exporter.architectures import Decoder
+from snapexport.exporter.architectures import Decoder, is_held
 from snapexport.exporter.checkpoint import Checkpoint
 
 LARGEST = 1024
@@ -18,6 +18,7 @@ def require_ranks(checkpoint: Checkpoint, decoder: Decoder, ranks: int) -> None:
     require_compatible(
         {
             "tensor_parallel": ranks,
+            "other_family": not is_held(decoder.family),
             "gguf": bool(checkpoint.gguf),
             "quantized": bool(checkpoint.config.get("quantization_config")),
             "attention_sinks": decoder.layers[0].sinks,

@@ -95,6 +95,16 @@ def backwards(decoder: Decoder) -> Decoder:
     return replace(decoder, rope=replace(decoder.rope, interleaved=not decoder.rope.interleaved))
 
 
+def earlier_caches(decoder: Decoder) -> Decoder:
+    """A layer that reads another's cache reads that of the first of its kind."""
+    first = [
+        place if layer.cache_of == place else layer.cache_of % 2
+        for place, layer in enumerate(decoder.layers)
+    ]
+    layers = zip(decoder.layers, first, strict=True)
+    return replace(decoder, layers=tuple(replace(layer, cache_of=of) for layer, of in layers))
+
+
 def alike(decoder: Decoder) -> Decoder:
     return replace(decoder, layers=tuple(replace(layer, kind=0) for layer in decoder.layers))
 
@@ -107,6 +117,7 @@ PLANTED: dict[str, tuple[str, Plant]] = {
     "ERNIE's RoPE": ("ernie4_5", half_split),
     "Helium's RoPE": ("helium", half_split),
     "RoPE in the wrong direction": ("olmo2", backwards),
+    "the cache of another layer": ("gemma4_text.shared", earlier_caches),
 }
 FEW = ("interleaved RoPE taken for half-split", "layers without RoPE taken for layers with it")
 
@@ -121,7 +132,7 @@ def test_a_wrong_form_is_refused_with_the_layer_and_leaves_nothing(
     checkpoints.make(name, tmp_path / "m")
     load = decoders.load_decoder
     monkeypatch.setattr(decoders, "load_decoder", lambda *a, **k: plant(load(*a, **k)))
-    with pytest.raises(UserError, match=r"differ from transformers'.*layer \d"):
+    with pytest.raises(UserError, match=r"differ from transformers'.*layer(s| \d)"):
         build(tmp_path / "m", tmp_path / "b", **OPTIONS)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 

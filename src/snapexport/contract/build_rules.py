@@ -1,8 +1,8 @@
 """The rules of a build: flags of `build` and `plan` that exclude each other.
 
 Facts are flags by field, and of the model: those of `ModelFacts.features`; `gguf`, `quantized`,
-`attention_sinks`, `mlp_bias`; `CacheGeometry.chunk_facts` adds those of prefill's chunks, and
-`uneven_slots` are batch slots that ranks cannot share equally.
+`attention_sinks`, `mlp_bias`, `other_family`; `CacheGeometry.chunk_facts` adds those of prefill's
+chunks, and `uneven_slots` are batch slots that ranks cannot share equally.
 """
 
 from collections.abc import Callable
@@ -97,6 +97,7 @@ UNCUT = (
     fact("models with attention sinks", "attention_sinks", joined="for"),
     fact("models with biases in their MLPs", "mlp_bias", joined="for"),
     IRREGULAR,
+    fact("models whose cuts no test holds", "other_family", joined="for"),
 )
 
 _VOTES = {

@@ -114,8 +114,9 @@ class Manifest(Strict):
         found = self.verified
         if found is None:
             return "not compared with transformers when it was built: tests hold this family"
+        compared = "of a small model of its config " if found.miniature else ""
         line = (
-            f"{len(found.layers)} of {self.model.num_hidden_layers} layers compared with "
+            f"{len(found.layers)} of {self.model.num_hidden_layers} layers {compared}compared with "
             f"transformers {found.transformers}: logits differ by at most "
             f"{found.largest_difference:.1e} of their standard deviation"
         )

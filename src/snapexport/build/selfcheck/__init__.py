@@ -17,7 +17,7 @@ from snapexport.build.selfcheck.stand_in import require_same_parts, stand_in
 from snapexport.build.staging import scratch
 from snapexport.contract.sizes import spelled
 from snapexport.contract.verified import Verified
-from snapexport.exporter.architectures import HELD
+from snapexport.exporter.architectures import is_held
 
 
 def verified(resolved: ResolvedBuild, progress: Progress) -> Verified | None:
@@ -25,8 +25,7 @@ def verified(resolved: ResolvedBuild, progress: Progress) -> Verified | None:
 
     Raises UserError for graphs that differ.
     """
-    family = resolved.decoder.family
-    if HELD.get(family.model_type) == family and not resolved.options.verify:
+    if is_held(resolved.decoder.family) and not resolved.options.verify:
         return None
     return verify(resolved, progress)
 

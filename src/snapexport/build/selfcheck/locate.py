@@ -11,12 +11,15 @@ from snapexport.build.selfcheck.reference import Reference
 from snapexport.build.selfcheck.sample import Sample
 
 AROUND = "the embedding, the last norm or the head"
+INSEPARABLE = "one of its layers, of which none can be left out"
 
 
 def first_wrong(
     sample: Sample, resolved: ResolvedBuild, tokens: Sequence[int], directory: Path
 ) -> str:
     """In words, what differs first of a sample that differs. directory: for graphs."""
+    if sample.decoder.layers_read_their_own:
+        return INSEPARABLE
     depth = sample.decoder.depth
     right, wrong = 0, len(depth)
     while wrong - right > 1:
