@@ -25,13 +25,22 @@ def compute_buffers(model: Any) -> None:
         for name in own:
             module._buffers[name] = _unset(module._buffers[name])
         with torch.no_grad():
-            model._init_weights(module)
+            _nearest_model(model, path)._init_weights(module)
         for name in own:
             if _is_unset(module._buffers[name]):
                 module._buffers[name] = _of_constructor(model, module, path, name)
     for module in model.modules():
         if getattr(module, "rope_type", None) == LONGROPE:
             module.rope_type = "default"  # both sets are the same: nothing is to be chosen
+
+
+def _nearest_model(model: Any, path: str) -> Any:
+    """The innermost of transformers' models that a module is in, which initializes it."""
+    found = model
+    for end in [place for place, letter in enumerate(path) if letter == "."] + [len(path)]:
+        inner = model.get_submodule(path[:end])
+        found = inner if hasattr(inner, "_init_weights") else found
+    return found
 
 
 def _is_buffer(module: nn.Module, name: str) -> bool:

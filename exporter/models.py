@@ -13,6 +13,7 @@ from torch import nn
 
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.fields import CORRECT
+from snapexport.exporter.constants import constants_computed
 from snapexport.exporter.quiet import quiet
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ def hidden_states_of(decoder: Any, input_ids: Any, position_ids: Any) -> Any:
     given = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
     if "logits_to_keep" in inspect.signature(decoder.forward).parameters:
         given["logits_to_keep"] = None  # Gemma 4 would leave out tokens
-    return decoder(**given).last_hidden_state
+    with constants_computed():
+        return decoder(**given).last_hidden_state
 
 
 def path_of_decoder(model: Any) -> str:
