@@ -14,6 +14,13 @@ MOST_MESSAGE, MOST_PARAM = 600, 64
 RETRY_AFTER = "1"
 """Seconds in the Retry-After header of every 503."""
 
+HEADERS: Mapping[int, dict[str, str]] = {
+    401: {"WWW-Authenticate": "Bearer"},
+    503: {"Retry-After": RETRY_AFTER},
+    # OpenAI's clients would send it again, and it would take as long again.
+    504: {"X-Should-Retry": "false"},
+}
+
 CLIENT_GONE = 499
 """Status of an answer that its client did not wait for, as nginx logs it."""
 
@@ -55,9 +62,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        if self.status == 401:
-            return {"WWW-Authenticate": "Bearer"}
-        return {"Retry-After": RETRY_AFTER} if self.status == 503 else {}
+        return HEADERS.get(self.status, {})
 
 
 def shortened(text: str, most: int) -> str:

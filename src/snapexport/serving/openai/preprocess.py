@@ -6,11 +6,16 @@ The runtime checks the prompts. Knows no HTTP.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from snapexport.runtime.chat.chat_prompts import ending, require_free
+from snapexport.runtime.chat.chat_prompts import ChatPrompts, ending, require_free
 from snapexport.runtime.requests.request import Request, SamplingParams
 from snapexport.serving.model import Model
 from snapexport.serving.openai.errors import client_errors, invalid
-from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest, RequestBody
+from snapexport.serving.openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    Conversation,
+    RequestBody,
+)
 
 MOST_ANSWERS = 64
 """Most answers of one body: prompts times n."""
@@ -31,24 +36,34 @@ class Prepared:
 
 def chat(model: Model, body: ChatRequest) -> Prepared:
     """The chat's request, n times. Raises ApiError."""
+    _require_room(model, body, 1)
+    with client_errors("messages"):
+        request = model.read(model.encode(rendered(model, body)))
+    requests = _answers(model, body, [request])
+    with_end = chats(model).ending
+    ended = [replace(one, params=with_end(one.params)) for one in requests if one.params]
+    return Prepared(ended, len(request.prompt_token_ids))
+
+
+def rendered(model: Model, body: Conversation) -> str:
+    """The prompt's text, by the chat template. Raises ApiError."""
+    with client_errors("chat_template_kwargs"):
+        require_free(body.template_options)
+    messages = [turn.model_dump(exclude_none=True) for turn in body.messages]
+    end = ending(body.add_generation_prompt, body.continue_final_message)
+    with client_errors("messages"):
+        return chats(model).text(messages, body.template_options, end)
+
+
+def chats(model: Model) -> ChatPrompts:
+    """What turns chats into prompts. Raises ApiError for a build without a template."""
     if model.chat is None:
         raise invalid(
             "the build has no chat template: use /v1/completions, or copy the checkpoint's "
             "chat_template.jinja into the build",
             code="no_chat_template",
         )
-    _require_room(model, body, 1)
-    with client_errors("chat_template_kwargs"):
-        require_free(body.template_options)
-    messages = [turn.model_dump(exclude_none=True) for turn in body.messages]
-    end = ending(body.add_generation_prompt, body.continue_final_message)
-    with client_errors("messages"):
-        text = model.chat.text(messages, body.template_options, end)
-        request = model.read(model.encode(text))
-    requests = _answers(model, body, [request])
-    with_end = model.chat.ending
-    ended = [replace(one, params=with_end(one.params)) for one in requests if one.params]
-    return Prepared(ended, len(request.prompt_token_ids))
+    return model.chat
 
 
 def completion(model: Model, body: CompletionRequest) -> Prepared:

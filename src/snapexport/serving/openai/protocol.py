@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError, from_json
@@ -114,6 +115,21 @@ def _why_no_text(part: Any) -> Exception:
     return ValueError('a part of content must be {"type": "text", "text": "..."}')
 
 
+CONTENT = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"type": {"enum": list(TEXT_PARTS)}},
+                "required": ["type"],
+            },
+        },
+    ]
+}
+"""What content may be, as JSON Schema."""
+
 OF_TOOLS = frozenset(("audio", "function_call", "tool_call_id", "tool_calls"))
 """Keys of messages without which a turn would mean something else."""
 
@@ -127,7 +143,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_joined)]
+    content: Annotated[str, BeforeValidator(_joined), WithJsonSchema(CONTENT)]
 
     @model_validator(mode="before")
     @classmethod
@@ -142,11 +158,13 @@ class Message(BaseModel):
         return given
 
 
+STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Stops = Annotated[
     list[Stop],
     Field(max_length=4),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    WithJsonSchema({"anyOf": [STOP, {"type": "array", "items": STOP, "maxItems": 4}]}),
 ]
 """Up to four texts; a single one needs no list."""
 
@@ -169,7 +187,11 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_TEXTS_OR_IDS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _IDS]}, "minItems": 1}
+PROMPTS = {"anyOf": [{"type": "string"}, _IDS, _TEXTS_OR_IDS]}
+
+Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts), WithJsonSchema(PROMPTS)]
 """A list of prompts, each a text or token ids; a single one needs no list."""
 
 
@@ -221,13 +243,10 @@ class RequestBody(Strict):
         return None
 
 
-class ChatRequest(RequestBody):
-    """Body of /v1/chat/completions."""
+class Conversation(Strict):
+    """Fields that the chat template turns into a prompt."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: Whole | None = Field(None, ge=1)
-    logprobs: bool = False
-    top_logprobs: Whole = Field(0, ge=0, le=20)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """vLLM's: values for names that the template reads, such as `enable_thinking`."""
     reasoning_effort: str | None = None
@@ -237,24 +256,36 @@ class ChatRequest(RequestBody):
     """vLLM's: the answer goes on from the last message's text."""
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
-        if self.max_tokens and self.max_completion_tokens not in (None, self.max_tokens):
-            raise ValueError("max_tokens and max_completion_tokens are two names for one thing")
+    def _check_end(self) -> Self:
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError("continue_final_message needs add_generation_prompt: false")
         return self
-
-    @property
-    def token_limit(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
 
     @property
     def template_options(self) -> dict[str, Any]:
         """Values for names that the template may read."""
         effort = self.reasoning_effort
         return ({} if effort is None else {"reasoning_effort": effort}) | self.chat_template_kwargs
+
+
+class ChatRequest(Conversation, RequestBody):
+    """Body of /v1/chat/completions."""
+
+    max_completion_tokens: Whole | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: Whole = Field(0, ge=0, le=MAX_LOGPROBS)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.max_tokens and self.max_completion_tokens not in (None, self.max_tokens):
+            raise ValueError("max_tokens and max_completion_tokens are two names for one thing")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def top_logprobs_count(self) -> int | None:
@@ -285,7 +316,7 @@ class CompletionRequest(RequestBody):
         return self.logprobs
 
 
-Body = TypeVar("Body", bound=RequestBody)
+Body = TypeVar("Body", bound=BaseModel)
 
 GZIP = b"\x1f\x8b"
 
@@ -301,9 +332,11 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise invalid(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
-    refusals = Refusals(kind.model_fields)
-    given = {name: one for name, one in value.items() if one is not None and name not in IGNORED}
-    for name in given.keys() & NEUTRAL.keys():
+    own = kind.model_fields.keys()
+    refusals = Refusals(own)
+    ignored = IGNORED - own
+    given = {name: one for name, one in value.items() if one is not None and name not in ignored}
+    for name in (given.keys() & NEUTRAL.keys()) - own:
         if given.pop(name) not in NEUTRAL[name]:
             refusals.add_unsupported(name, NEUTRAL[name])
     try:

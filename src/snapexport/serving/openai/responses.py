@@ -33,15 +33,13 @@ class Usage:
             self._cached += output.cached_tokens
 
     def as_json(self) -> Object:
-        """With `cached_tokens` if the prompts began with parked rows."""
-        counts: Object = {
+        """cached_tokens: those of the prompts that parked rows held."""
+        return {
             "prompt_tokens": self._prompt,
             "completion_tokens": self._completion,
             "total_tokens": self._prompt + self._completion,
+            "prompt_tokens_details": {"cached_tokens": self._cached},
         }
-        if self._cached:
-            counts["prompt_tokens_details"] = {"cached_tokens": self._cached}
-        return counts
 
 
 class ResponseWriter(ABC):
