@@ -17,7 +17,11 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
-from snapexport.runtime.requests.request import MAX_SESSION_CHARACTERS, MAX_STOP_CHARACTERS
+from snapexport.runtime.requests.request import (
+    MAX_SESSION_CHARACTERS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+)
 from snapexport.serving.openai.errors import ApiError, invalid
 
 COMPLETION_TOKENS = 16
@@ -25,14 +29,11 @@ COMPLETION_TOKENS = 16
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logit_bias": ({},),
     "metadata": ({},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
-    "presence_penalty": (0,),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -41,9 +42,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     # Of other servers' own:
     "add_generation_prompt": (True,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "repetition_penalty": (1,),
     "skip_special_tokens": (True,),
     "use_beam_search": (False,),
 }
@@ -102,10 +100,19 @@ class Message(Strict):
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Stops = Annotated[
     list[Stop],
-    Field(max_length=4),
+    Field(max_length=MAX_STOPS),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
-"""Up to four texts; a single one needs no list."""
+"""Texts; a single one needs no list."""
+
+
+def _by_token(value: Any) -> Any:
+    """JSON's names are texts."""
+    if not isinstance(value, dict):
+        return value
+    if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in value):
+        raise ValueError("its names must be token ids")
+    return {int(name): bias for name, bias in value.items()}
 
 
 MOST_PROMPTS = 1024
@@ -138,7 +145,7 @@ class StreamOptions(Strict):
 
 
 class RequestBody(Strict):
-    """Fields of both requests. Names and limits are OpenAI's; `top_k` and `ignore_eos` vLLM's."""
+    """Fields of both requests. Names and limits are OpenAI's, or vLLM's where OpenAI has none."""
 
     model: str
     stream: bool = False
@@ -151,6 +158,17 @@ class RequestBody(Strict):
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     top_k: int = Field(0, ge=-1, lt=1 << 31)
     ignore_eos: bool = False
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, gt=0)
+    min_p: float = Field(0.0, ge=0, le=1)
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_by_token)] = Field(
+        default_factory=dict
+    )
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
+        default_factory=list, max_length=MAX_STOPS
+    )
+    min_tokens: int = Field(0, ge=0)
     prompt_cache_key: str | None = Field(None, max_length=MAX_SESSION_CHARACTERS)
     """The session: parked rows of requests with another key are not used."""
 
