@@ -45,7 +45,14 @@ class PromptTooLongError(UserError):
 
 
 class TextTooLongError(UserError):
-    """A text of more bytes than are tokenized."""
+    """A text of more bytes than are tokenized. most: tokens of the longest prompt."""
+
+    def __init__(self, size: int, most_bytes: int, most: int) -> None:
+        super().__init__(
+            f"a prompt has {size} bytes, {most_bytes} are read at the most",
+            "shorten it, or send token ids",
+        )
+        self.most = most
 
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:
@@ -84,10 +91,7 @@ def require_readable(prompt: Prompt, limits: Limits) -> None:
     """
     most = max(LEAST_BYTES, limits.longest_prompt * BYTES_PER_TOKEN)
     if isinstance(prompt, str) and (size := len(prompt.encode(errors="surrogatepass"))) > most:
-        raise TextTooLongError(
-            f"a prompt has {size} bytes, {most} are read at the most",
-            "shorten it, or send token ids",
-        )
+        raise TextTooLongError(size, most, limits.longest_prompt)
 
 
 def read_scored(

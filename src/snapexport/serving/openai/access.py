@@ -72,6 +72,8 @@ class Access:
         if method == "POST" and kind != "application/json":
             message = f"the body is '{kind}': send `Content-Type: application/json`"
             return ApiError(415, message, INVALID)
+        if (coding := headers.get("content-encoding", "identity").strip().lower()) != "identity":
+            return ApiError(415, f"the body is '{coding}': send it without compression", INVALID)
         return None
 
     def _has_key(self, authorization: str) -> bool:

@@ -19,6 +19,7 @@ CLIENT_GONE = 499
 
 INVALID, SERVER = "invalid_request_error", "server_error"
 TOO_LONG = "context_length_exceeded"
+UNSUPPORTED = "unsupported_parameter"
 
 GENERATION: Mapping[FailureCode, tuple[int, str, str | None]] = {
     "full": (503, SERVER, "unavailable"),
@@ -78,16 +79,21 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, INVALID, param, code)
 
 
+def too_long(most: int, has: str, param: str) -> ApiError:
+    """A 400 whose text clients recognise, some by these very words."""
+    context = f"this model's maximum context length is {most} tokens"
+    return invalid(f"prompt is too long: {context}, and it has {has}", param, TOO_LONG)
+
+
 @contextmanager
 def client_errors(param: str) -> Iterator[None]:
     """Turn errors of the runtime's checks into a 400 that names the field `param`."""
     try:
         yield
     except PromptTooLongError as error:
-        message = f"the prompt has {error.tokens} tokens, the model takes {error.most}"
-        raise invalid(message, param, TOO_LONG) from None
+        raise too_long(error.most, f"{error.tokens}", param) from None
     except TextTooLongError as error:
-        raise invalid(error.message, param, TOO_LONG) from None
+        raise too_long(error.most, f"over {error.most}: {error.message}", param) from None
     except UserError as error:
         raise invalid(f"{error.message}: {error.hint}", param) from None
 

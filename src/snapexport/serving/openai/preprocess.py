@@ -6,6 +6,7 @@ The runtime checks the prompts. Knows no HTTP.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from snapexport.runtime.chat.chat_prompts import ending, require_free
 from snapexport.runtime.requests.prompts import require_usable
 from snapexport.runtime.requests.request import Request, SamplingParams
 from snapexport.serving.model import Model
@@ -39,14 +40,15 @@ def chat(model: Model, body: ChatRequest) -> Prepared:
         )
     _require_room(model, body, 1)
     with client_errors("chat_template_kwargs"):
-        model.chat.require_options(body.chat_template_kwargs)
-    messages = [{"role": turn.role, "content": turn.content} for turn in body.messages]
+        require_free(body.template_options)
+    messages = [turn.model_dump(exclude_none=True) for turn in body.messages]
+    end = ending(body.add_generation_prompt, body.continue_final_message)
     with client_errors("messages"):
-        text = model.chat.text(messages, body.chat_template_kwargs)
+        text = model.chat.text(messages, body.template_options, end)
         request = model.read(model.encode(text))
     requests = _answers(model, body, [request])
-    ending = model.chat.ending
-    ended = [replace(answer, params=ending(answer.params)) for answer in requests if answer.params]
+    with_end = model.chat.ending
+    ended = [replace(one, params=with_end(one.params)) for one in requests if one.params]
     return Prepared(ended, len(request.prompt_token_ids))
 
 

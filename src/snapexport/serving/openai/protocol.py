@@ -1,7 +1,7 @@
 """The bodies of the API's requests: fields, types and limits.
 
-Unsupported fields are refused by name unless their value has no effect: silently dropping one would
-change the answer. Knows no tokenizer and no build.
+Unsupported fields are refused by name unless they can't change the answer. Knows no tokenizer and
+no build.
 """
 
 from collections.abc import Mapping
@@ -15,40 +15,63 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import from_json
+from pydantic_core import PydanticCustomError, from_json
 
 from snapexport.runtime.requests.request import (
+    MAX_LOGPROBS,
     MAX_SESSION_CHARACTERS,
     MAX_STOP_CHARACTERS,
     MAX_STOPS,
 )
-from snapexport.serving.openai.errors import ApiError, invalid
+from snapexport.serving.openai.errors import UNSUPPORTED, invalid
+from snapexport.serving.openai.refusals import Refusals
 
 COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` of a completion. A chat may use all positions that are left."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "audio": ({},),
     "best_of": (1,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "metadata": ({},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     # Of other servers' own:
-    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
     "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
 }
 """Values of unsupported fields that have no effect. Clients send them by default."""
 
-LABELS = ("safety_identifier", "user")
-"""Fields that identify the user: any value is taken, without effect."""
+IGNORED = frozenset(
+    "cache_prompt cache_salt metadata prediction priority prompt_cache_retention request_id "
+    "safety_identifier service_tier store user verbosity".split()
+)
+"""Fields that can't change the answer: any value is taken, without effect."""
+
+
+def _whole(value: Any) -> Any:
+    """JSON of some languages writes whole numbers as 2.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
+def _seed(value: Any) -> Any:
+    """A seed of -1 asks for none, as in vLLM."""
+    return None if (whole := _whole(value)) == -1 and not isinstance(whole, bool) else whole
 
 
 class Strict(BaseModel):
@@ -63,27 +86,39 @@ def _joined(content: Any) -> Any:
         return content
     for part in content:
         if not _is_text_part(part):
-            raise ValueError(_why_no_text(part))
-    return "\n".join(part["text"] for part in content)
+            raise _why_no_text(part)
+    return "\n".join(part[part["type"]] for part in content)
+
+
+TEXT_PARTS = ("text", "refusal")
 
 
 def _is_text_part(part: Any) -> bool:
-    if not isinstance(part, dict) or part.keys() != {"type", "text"}:
+    """Whether it has a text. What else it has, such as `cache_control`, changes no answer."""
+    if not isinstance(part, dict) or part.get("type") not in TEXT_PARTS:
         return False
-    return part["type"] == "text" and isinstance(part["text"], str)
+    return isinstance(part.get(part["type"]), str)
 
 
-def _why_no_text(part: Any) -> str:
+def _why_no_text(part: Any) -> Exception:
     kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind != "text":
-        return (
-            f"a part of content of type '{kind:.40}' is not supported: the model reads text alone"
-        )
-    return 'a part of content must be {"type": "text", "text": "..."}'
+    if isinstance(kind, str) and kind not in TEXT_PARTS:
+        what = f"a part of content of type '{kind:.40}' is not supported"
+        return PydanticCustomError(UNSUPPORTED, f"{what}: the model reads text alone")
+    return ValueError('a part of content must be {"type": "text", "text": "..."}')
 
 
-class Message(Strict):
-    """One turn of a chat."""
+OF_TOOLS = frozenset(("audio", "function_call", "tool_call_id", "tool_calls"))
+"""Keys of messages without which a turn would mean something else."""
+
+
+class Message(BaseModel):
+    """One turn of a chat.
+
+    Further keys, such as `name` and `reasoning_content`, go to the template as they are.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str, BeforeValidator(_joined)]
@@ -94,7 +129,11 @@ class Message(Strict):
         """Drop empty fields, which messages of this server have when a client sends them back."""
         if not isinstance(value, dict):
             return value
-        return {name: one for name, one in value.items() if one is not None and one != []}
+        given = {name: one for name, one in value.items() if one is not None and one != []}
+        if unsupported := sorted(given.keys() & OF_TOOLS):
+            what = f"{unsupported[0]} is not supported: leave it out"
+            raise PydanticCustomError(UNSUPPORTED, what)
+        return given
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -141,7 +180,10 @@ class StreamOptions(Strict):
     """`stream_options`."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = False
+    """OpenAI's: padding, which is not added."""
+    continuous_usage_stats: bool = False
+    """vLLM's: every chunk has the usage so far."""
 
 
 class RequestBody(Strict):
@@ -150,13 +192,13 @@ class RequestBody(Strict):
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int = Field(1, ge=1, le=16)
+    n: Whole = Field(1, ge=1, le=16)
     stop: Stops = Field(default_factory=list)
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: Whole | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = Field(None, ge=0, lt=1 << 63)
-    top_k: int = Field(0, ge=-1, lt=1 << 31)
+    seed: Annotated[int | None, BeforeValidator(_seed)] = Field(None, ge=0, lt=1 << 63)
+    top_k: Whole = Field(0, ge=-1, lt=1 << 31)
     ignore_eos: bool = False
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
@@ -168,19 +210,19 @@ class RequestBody(Strict):
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
         default_factory=list, max_length=MAX_STOPS
     )
-    min_tokens: int = Field(0, ge=0)
+    min_tokens: Whole = Field(0, ge=0)
     prompt_cache_key: str | None = Field(None, max_length=MAX_SESSION_CHARACTERS)
     """The session: parked rows of requests with another key are not used."""
-
-    @model_validator(mode="after")
-    def _check_stream_options(self) -> Self:
-        if self.stream_options and not self.stream:
-            raise ValueError("stream_options needs stream: true")
-        return self
 
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def counts_on(self) -> bool:
+        """Whether each chunk of a stream has the usage so far."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
     @property
     def token_limit(self) -> int | None:
@@ -197,11 +239,16 @@ class ChatRequest(RequestBody):
     """Body of /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: Whole | None = Field(None, ge=1)
     logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=20)
+    top_logprobs: Whole = Field(0, ge=0, le=20)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """vLLM's: values for names that the template reads, such as `enable_thinking`."""
+    reasoning_effort: str | None = None
+    """One of these names."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """vLLM's: the answer goes on from the last message's text."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -209,11 +256,19 @@ class ChatRequest(RequestBody):
             raise ValueError("top_logprobs needs logprobs: true")
         if self.max_tokens and self.max_completion_tokens not in (None, self.max_tokens):
             raise ValueError("max_tokens and max_completion_tokens are two names for one thing")
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("continue_final_message needs add_generation_prompt: false")
         return self
 
     @property
     def token_limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Values for names that the template may read."""
+        effort = self.reasoning_effort
+        return ({} if effort is None else {"reasoning_effort": effort}) | self.chat_template_kwargs
 
     @property
     def top_logprobs_count(self) -> int | None:
@@ -225,7 +280,7 @@ class CompletionRequest(RequestBody):
 
     prompt: Prompts
     echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=5)
+    logprobs: Whole | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     @model_validator(mode="after")
     def _check_echo(self) -> Self:
@@ -246,9 +301,13 @@ class CompletionRequest(RequestBody):
 
 Body = TypeVar("Body", bound=RequestBody)
 
+GZIP = b"\x1f\x8b"
+
 
 def parse(kind: type[Body], raw: bytes) -> Body:
     """Read and check a body. Raises ApiError, which names the field."""
+    if raw.startswith(GZIP):
+        raise invalid("the body is gzip, not JSON: send it uncompressed")
     try:
         # Unlike the json module it refuses NaN and lone surrogates.
         value = from_json(raw, allow_inf_nan=False)
@@ -256,27 +315,16 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise invalid(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
+    refusals = Refusals(kind.model_fields)
+    given = {name: one for name, one in value.items() if one is not None and name not in IGNORED}
+    for name in given.keys() & NEUTRAL.keys():
+        if given.pop(name) not in NEUTRAL[name]:
+            refusals.add_unsupported(name, NEUTRAL[name])
     try:
-        return kind.model_validate(_without_neutral(value))
+        body = kind.model_validate(given)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        raise _refused(first["loc"], first["type"], first["msg"]) from None
-
-
-def _refused(loc: tuple[int | str, ...], kind: str, message: str) -> ApiError:
-    where = ".".join(map(str, loc))
-    problem = message.removeprefix("Value error, ")
-    if kind == "extra_forbidden":
-        return invalid(f"{where} is not supported: leave it out", where, "unsupported_parameter")
-    return invalid(f"{where}: {problem}" if where else problem, where or problem.split()[0])
-
-
-def _without_neutral(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that have an effect; null counts as absent. Raises ApiError."""
-    given = {name: value for name, value in body.items() if value is not None}
-    for name, value in given.items():
-        if name in NEUTRAL and value not in NEUTRAL[name]:
-            allowed = " or ".join(map(repr, NEUTRAL[name]))
-            message = f"{name} is not supported: leave it out (or send {allowed})"
-            raise invalid(message, name, "unsupported_parameter")
-    return {name: value for name, value in given.items() if name not in (*NEUTRAL, *LABELS)}
+        refusals.add_errors(error)
+        raise refusals.as_error() from None
+    if refusals:
+        raise refusals.as_error()
+    return body
