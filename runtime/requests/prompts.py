@@ -72,7 +72,9 @@ def read(
 ) -> list[Request]:
     """Return one request for each prompt, in order. Raises UserError."""
     each = _one_or_many(prompts)
-    how = [_usable(one, tokenizer) for one in params_for_each(params, len(each))]
+    how = params_for_each(params, len(each))
+    for one in how:
+        require_usable(one, tokenizer, limits)
     requests = [
         Request(_token_ids(prompt, tokenizer, limits), one)
         for prompt, one in zip(each, how, strict=True)
@@ -159,12 +161,14 @@ def params_for_each(params: Params, count: int) -> Sequence[SamplingParams]:
     return params
 
 
-def _usable(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+def require_usable(params: SamplingParams, tokenizer: Tokenizer | None, limits: Limits) -> None:
+    """Raise UserError for parameters that the build can't follow."""
     if not isinstance(params, SamplingParams):
         raise UserError(f"{params!r} is not a SamplingParams", "make one: SamplingParams(...)")
     if params.stop and tokenizer is None:
         raise _no_tokenizer("a stop string was given")
-    return params
+    for token in params.logit_bias or ():
+        _known_token(token, limits.vocab_size)
 
 
 def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None, limits: Limits) -> tuple[int, ...]:

@@ -32,11 +32,15 @@ def complete(client: openai.OpenAI, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "param", "says"),
     [
-        ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
-        ({"presence_penalty": -1}, "presence_penalty", "not supported"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty", "less than or equal to 2"),
+        ({"presence_penalty": -3}, "presence_penalty", "greater than or equal to -2"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "names must be token ids"),
+        ({"logit_bias": {"257": 1}}, "logit_bias", "257 is not a token"),
+        ({"extra_body": {"min_tokens": 3}}, "min_tokens", "from 0 to max_tokens, 2"),
+        ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty", "greater than 0"),
+        ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids.0", "greater than or equal"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-        ({"extra_body": {"min_p": 0.1}}, "min_p", "not supported"),
+        ({"extra_body": {"min_p": 1.1}}, "min_p", "less than or equal to 1"),
         ({"extra_body": {"temprature": 1}}, "temprature", "not supp.*did you mean temperature"),
         (
             {"n": 17, "extra_body": {"x": 1, "suffix": "a"}},
@@ -58,7 +62,7 @@ def complete(client: openai.OpenAI, **options: Any) -> None:
         ({"n": True}, "n", "valid integer"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_completion_tokens": 3}, "max_tokens", "two names for one thing"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
+        ({"stop": ["a"] * 65}, "stop", "at most 64"),
         ({"stop": ""}, "stop.0", "at least 1 character"),
         ({"stop": ["a", "b" * 1025]}, "stop.1", "at most 1024 characters"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),

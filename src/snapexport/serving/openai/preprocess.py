@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from snapexport.runtime.chat.chat_prompts import ChatPrompts, ending, require_free
+from snapexport.runtime.requests.prompts import require_usable
 from snapexport.runtime.requests.request import Request, SamplingParams
 from snapexport.serving.model import Model
 from snapexport.serving.openai.errors import client_errors, invalid
@@ -102,13 +103,24 @@ def _answers(model: Model, body: RequestBody, prompts: Sequence[Request]) -> lis
 
 def _params(model: Model, body: RequestBody, prompt_length: int, index: int) -> SamplingParams:
     left = model.limits.positions - prompt_length + 1
-    return SamplingParams(
-        max_tokens=min(body.token_limit or left, left),
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=max(body.top_k, 0),
-        seed=None if body.seed is None else body.seed + index,
-        stop=tuple(body.stop),
-        ignore_eos=body.ignore_eos,
-        logprobs=body.top_logprobs_count,
-    )
+    with client_errors("min_tokens"):  # the other fields have their limits already
+        params = SamplingParams(
+            max_tokens=min(body.token_limit or left, left),
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=max(body.top_k, 0),
+            seed=None if body.seed is None else body.seed + index,
+            stop=tuple(body.stop),
+            ignore_eos=body.ignore_eos,
+            logprobs=body.top_logprobs_count,
+            stop_token_ids=body.stop_token_ids,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            repetition_penalty=body.repetition_penalty,
+            min_p=body.min_p,
+            logit_bias=body.logit_bias or None,
+            min_tokens=body.min_tokens,
+        )
+    with client_errors("logit_bias"):
+        require_usable(params, model.tokenizer, model.limits)
+    return params

@@ -22,6 +22,7 @@ from snapexport.runtime.requests.request import (
     MAX_LOGPROBS,
     MAX_SESSION_CHARACTERS,
     MAX_STOP_CHARACTERS,
+    MAX_STOPS,
 )
 from snapexport.serving.openai.errors import UNSUPPORTED, invalid
 from snapexport.serving.openai.refusals import Refusals
@@ -32,13 +33,10 @@ COMPLETION_TOKENS = 16
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": ({},),
     "best_of": (1,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logit_bias": ({},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
-    "presence_penalty": (0,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
@@ -51,12 +49,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "repetition_penalty": (1,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "use_beam_search": (False,),
 }
 """Values of unsupported fields that have no effect. Clients send them by default."""
@@ -162,11 +156,20 @@ STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Stops = Annotated[
     list[Stop],
-    Field(max_length=4),
+    Field(max_length=MAX_STOPS),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    WithJsonSchema({"anyOf": [STOP, {"type": "array", "items": STOP, "maxItems": 4}]}),
+    WithJsonSchema({"anyOf": [STOP, {"type": "array", "items": STOP, "maxItems": MAX_STOPS}]}),
 ]
-"""Up to four texts; a single one needs no list."""
+"""Texts; a single one needs no list."""
+
+
+def _by_token(value: Any) -> Any:
+    """JSON's names are texts."""
+    if not isinstance(value, dict):
+        return value
+    if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in value):
+        raise ValueError("its names must be token ids")
+    return {int(name): bias for name, bias in value.items()}
 
 
 MOST_PROMPTS = 1024
@@ -206,7 +209,7 @@ class StreamOptions(Strict):
 
 
 class RequestBody(Strict):
-    """Fields of both requests. Names and limits are OpenAI's; `top_k` and `ignore_eos` vLLM's."""
+    """Fields of both requests. Names and limits are OpenAI's, or vLLM's where OpenAI has none."""
 
     model: str
     stream: bool = False
@@ -219,6 +222,17 @@ class RequestBody(Strict):
     seed: Annotated[int | None, BeforeValidator(_seed)] = Field(None, ge=0, lt=1 << 63)
     top_k: Whole = Field(0, ge=-1, lt=1 << 31)
     ignore_eos: bool = False
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, gt=0)
+    min_p: float = Field(0.0, ge=0, le=1)
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_by_token)] = Field(
+        default_factory=dict
+    )
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
+        default_factory=list, max_length=MAX_STOPS
+    )
+    min_tokens: Whole = Field(0, ge=0)
     prompt_cache_key: str | None = Field(None, max_length=MAX_SESSION_CHARACTERS)
     """The session: parked rows of requests with another key are not used."""
 
