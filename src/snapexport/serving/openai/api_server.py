@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import snapexport
-from snapexport.runtime.chat.template_process import PROCESSES
+from snapexport.runtime.confined import PROCESSES
 from snapexport.serving.model import Model
 from snapexport.serving.openai import preprocess
 from snapexport.serving.openai.access import Access
