@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from snapexport.errors import UserError
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 
-class GrammarError(Exception):
+class GrammarError(UserError):
     """An answer can't go on by its grammar: it came to take too much memory or time."""
+
+    def __init__(self, why: str) -> None:
+        what = f"structured_outputs can't be followed: {' '.join(why.split())}"
+        super().__init__(what, "simplify it")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +59,7 @@ class Place:
     def _mask(self) -> NDArray[np.bool_]:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise GrammarError(" ".join(self._matcher.get_error().split()))
+            raise GrammarError(self._matcher.get_error())
         # The tokenizer may know more tokens than there are logits, or fewer.
         mask = np.unpackbits(bits, count=self._grammar.vocab_size, bitorder="little")
         mask[self._grammar.end : self._grammar.end + 1] = 0

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import llguidance
+import numpy as np
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError, first_line
@@ -11,10 +12,13 @@ from snapexport.runtime.requests.structured_outputs import Kind
 
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 
-_WHITESPACE = r"[ \n\r\t]{1,64}"
+_WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
 """Between JSON's tokens. Without a bound a model may write spaces to the end."""
 
 _END = "<|end of a structured output|>"
+
+_WALK = 8
+"""Tokens that a trial takes."""
 
 _HINT = "simplify it; https://github.com/guidance-ai/llguidance says what is supported"
 
@@ -35,7 +39,9 @@ class Vocabulary:
         """The vocabulary of a tokenizer, which is left as it is."""
         changed = Tokenizer.from_str(tokenizer.to_str())
         changed.add_special_tokens([_END])
-        return cls(changed.to_str(), changed.token_to_id(_END))
+        end = changed.token_to_id(_END)
+        assert end is not None, "it was added"
+        return cls(changed.to_str(), end)
 
     def open(self) -> llguidance.LLTokenizer:
         """Raises UserError for a tokenizer of a kind that llguidance doesn't know."""
@@ -67,6 +73,19 @@ def matcher_of(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LL
     if matcher.is_error():
         raise refused(matcher.get_error())
     return matcher
+
+
+def walk(matcher: llguidance.LLMatcher, end: int) -> None:
+    """Take some tokens, as an answer would: some grammars explode then. Raises UserError."""
+    for _ in range(_WALK):
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        bits[end] = 0
+        allowed = np.flatnonzero(bits)
+        if matcher.is_stopped() or not len(allowed):
+            break
+        matcher.consume_token(int(allowed[len(allowed) // 2]))
+    if matcher.is_error():
+        raise refused(matcher.get_error())
 
 
 def refused(why: str) -> UserError:

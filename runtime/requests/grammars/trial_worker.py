@@ -19,15 +19,17 @@ class Compiler:
     """Opens the tokenizer that comes first, and compiles what comes then."""
 
     _tokenizer: Any = None
+    _end = 0
 
     def answer(self, given: bytes) -> Mapping[str, Any]:
         """The reply to a message."""
         try:
             if self._tokenizer is None:
-                self._tokenizer = library.Vocabulary(**json.loads(given)).open()
+                vocabulary = library.Vocabulary(**json.loads(given))
+                self._tokenizer, self._end = vocabulary.open(), vocabulary.end
                 return {}
             grammar = library.grammar_of(*json.loads(given))
-            library.matcher_of(self._tokenizer, grammar)
+            library.walk(library.matcher_of(self._tokenizer, grammar), self._end)
         except UserError as error:
             return {"message": error.message, "hint": error.hint}
         return {"grammar": grammar}

@@ -102,6 +102,8 @@ class Api:
     access: Access = field(default_factory=Access)
     gate: Gate = field(default_factory=Gate)
     bodies: BodyReader = field(default_factory=BodyReader)
+    compilers: Turns = field(default_factory=lambda: Turns(PROCESSES, MOST_READ))
+    """Of grammars: one that takes long delays no request without."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def app(self) -> ASGIApp:
@@ -134,6 +136,8 @@ class Api:
         await require_client(request)
         self._require(body.model)
         prepared = await readers.run(endpoint.prepare, self.model, body)
+        if prepared.has_forms:
+            prepared = await self.compilers.run(preprocess.compiled, self.model, body, prepared)
         await require_client(request)
         writer = endpoint.writer(self.model, body, prepared)
         opened = [self.model.streams.open(each) for each in prepared.requests]

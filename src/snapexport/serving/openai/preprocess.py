@@ -27,12 +27,17 @@ class Prepared:
     """What the runtime runs for one body.
 
     requests: n for each prompt, in a row. prompt_tokens: of all prompts, each counted once.
-    echoes: the text before each answer, if the body has `echo`.
+    echoes: the text before each answer, if the body has `echo`. Structured outputs in the
+    requests' parameters, the body's or others, are compiled afterwards.
     """
 
     requests: Sequence[Request]
     prompt_tokens: int
     echoes: Sequence[str] = ()
+
+    @property
+    def has_forms(self) -> bool:
+        return any(one.params and one.params.structured_outputs for one in self.requests)
 
 
 def chat(model: Model, body: ChatRequest) -> Prepared:
@@ -83,6 +88,16 @@ def completion(model: Model, body: CompletionRequest) -> Prepared:
     )
 
 
+def compiled(model: Model, body: RequestBody, prepared: Prepared) -> Prepared:
+    """The same requests with the grammars of their structured outputs, from whatever field.
+
+    It may take seconds, in a thread. Raises ApiError.
+    """
+    with client_errors(body.form_field or "tools"):
+        requests = [model.llm.constrained(request) for request in prepared.requests]
+    return replace(prepared, requests=requests)
+
+
 def _require_room(model: Model, body: RequestBody, prompts: int) -> None:
     most = min(MOST_ANSWERS, model.most_answers)
     if prompts * body.n > most:
@@ -121,6 +136,8 @@ def _params(model: Model, body: RequestBody, prompt_length: int, index: int) -> 
             logit_bias=body.logit_bias or None,
             min_tokens=body.min_tokens,
         )
+    with client_errors(body.form_field):
+        params = replace(params, structured_outputs=body.form())
     with client_errors("logit_bias"):
         require_usable(params, model.tokenizer, model.limits)
     return params

@@ -25,7 +25,9 @@ from snapexport.runtime.requests.request import (
     MAX_STOPS,
 )
 from snapexport.serving.openai.errors import UNSUPPORTED, invalid
+from snapexport.serving.openai.form_fields import FormFields
 from snapexport.serving.openai.refusals import Refusals
+from snapexport.serving.openai.strict import Strict
 
 COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` of a completion. A chat may use all positions that are left."""
@@ -37,7 +39,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -73,12 +74,6 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 def _seed(value: Any) -> Any:
     """A seed of -1 asks for none, as in vLLM."""
     return None if (whole := _whole(value)) == -1 and not isinstance(whole, bool) else whole
-
-
-class Strict(BaseModel):
-    """Refuses unknown fields, and texts in place of numbers."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def _joined(content: Any) -> Any:
@@ -208,7 +203,7 @@ class StreamOptions(Strict):
     """vLLM's: every chunk has the usage so far."""
 
 
-class RequestBody(Strict):
+class RequestBody(FormFields):
     """Fields of both requests. Names and limits are OpenAI's, or vLLM's where OpenAI has none."""
 
     model: str
