@@ -43,12 +43,15 @@ class Model:
         observe: Observe | None = None,
         max_pending: int = 64,
         request_seconds: float = 0.0,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         """log: takes tracebacks. template: of chats; None refuses them. observe: in place of the
         histograms of `metrics`. max_pending: requests that may wait for a batch slot.
-        request_seconds: the timeout of a request; 0: none.
+        request_seconds: the timeout of a request; 0: none. defaults: fields of SamplingParams for
+        requests that do not name them.
         """
         self.name, self.llm = name, llm
+        self.defaults = defaults or {}
         self.most_answers = llm.executor.limits.batch + max_pending
         """Answers that can run and wait at once."""
         self._template = template
@@ -71,6 +74,7 @@ class Model:
         template: Template | None = None,
         observe: Observe | None = None,
         request_seconds: float = 0.0,
+        defaults: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> "Model":
         """Load a build. settings: further arguments of `LLM`. Raises UserError."""
@@ -89,6 +93,7 @@ class Model:
             observe=observe,
             max_pending=options.max_pending,
             request_seconds=request_seconds,
+            defaults=defaults,
         )
 
     @property
