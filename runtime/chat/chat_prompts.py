@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
@@ -18,11 +18,14 @@ from snapexport.runtime.chat.end_token import Template, end_token
 from snapexport.runtime.requests.prompts import encode
 from snapexport.runtime.requests.request import SamplingParams
 
-Message = Mapping[str, str]
-"""A turn: its `role` and its `content`."""
+Message = Mapping[str, Any]
+"""A turn: its `role` and its `content`, both texts, and what else the template reads."""
 Conversation = Sequence[Message]
 
-_KEYS = {"role", "content"}
+Ending = Literal["answer", "message", "text"]
+"""How a prompt ends: where an answer begins, after the last message, or with its text."""
+
+_KEYS = ("role", "content")
 
 
 @dataclass(frozen=True)
@@ -47,19 +50,17 @@ class ChatPrompts:
         """The prompt of the next answer. options: values for names that the template reads."""
         return encode(self.text(messages, options), self.tokenizer, False)
 
-    def text(self, messages: Conversation, options: Mapping[str, Any] | None = None) -> str:
+    def text(
+        self,
+        messages: Conversation,
+        options: Mapping[str, Any] | None = None,
+        end: Ending = "answer",
+    ) -> str:
         """The same prompt as text."""
         _require_messages(messages)
-        self.require_options(options or {})
-        return self.template.render([self._known(turn) for turn in messages], True, options)
-
-    def require_options(self, options: Mapping[str, Any]) -> None:
-        """Raise UserError for a name that the template does not read."""
-        if unread := sorted(options.keys() - self.template.options):
-            raise UserError(
-                f"the chat template does not read '{unread[0]}'",
-                "leave it out of chat_template_kwargs",
-            )
+        require_free(options or {})
+        known = [self._known(turn) for turn in messages]
+        return self.template.render(known, end == "answer", options, end == "message")
 
     def ending(self, params: SamplingParams) -> SamplingParams:
         """The same parameters, which end the answer at the template's end token too."""
@@ -77,6 +78,22 @@ class ChatPrompts:
     @cached_property
     def _end_token(self) -> int | None:
         return None if self.tokenizer is None else end_token(self.template, self.tokenizer)
+
+
+def require_free(options: Mapping[str, Any]) -> None:
+    """Raise UserError for an option that every template gets anyway."""
+    if given := sorted(options.keys() & template_files.GIVEN):
+        raise UserError(
+            f"'{given[0]}' cannot be an option of the chat template",
+            "leave it out of chat_template_kwargs",
+        )
+
+
+def ending(add_generation_prompt: bool, continue_final_message: bool) -> Ending:
+    """The ending by the names of transformers, of which at most one is true."""
+    if add_generation_prompt:
+        return "answer"
+    return "text" if continue_final_message else "message"
 
 
 def open_template(directory: Path) -> Template:
@@ -109,9 +126,9 @@ def _require_messages(messages: Conversation) -> None:
     if not isinstance(messages, list | tuple) or not messages:
         raise UserError(f"{messages!r} is not a conversation", "give a list of messages")
     for message in messages:
-        if not isinstance(message, Mapping) or message.keys() != _KEYS:
+        if not isinstance(message, Mapping):
             raise _no_message(message)
-        if not all(isinstance(text, str) for text in message.values()):
+        if not all(isinstance(message.get(key), str) for key in _KEYS):
             raise _no_message(message)
 
 

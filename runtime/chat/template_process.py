@@ -47,10 +47,11 @@ class TemplateProcesses:
         messages: Sequence[Message],
         add_generation_prompt: bool,
         options: Mapping[str, Any] | None = None,
+        is_complete: bool = False,
     ) -> str:
         """The prompt's text, as `ChatTemplate.render` makes it. Raises UserError."""
         with self._process() as process:
-            return process.render([messages, add_generation_prompt, options])
+            return process.render([messages, add_generation_prompt, options, is_complete])
 
     def close(self) -> None:
         """End the processes, which must not render any more."""

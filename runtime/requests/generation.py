@@ -12,6 +12,8 @@ from tokenizers import Tokenizer
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.engine.rows import Row
+from snapexport.runtime.requests.processors.processor import Answer, processed
+from snapexport.runtime.requests.processors.table import processors_of
 from snapexport.runtime.requests.request import (
     FinishReason,
     OutputDelta,
@@ -65,7 +67,8 @@ class Generation:
         self._following: list[int] = []
         """Tokens after the prompt, given or chosen."""
         self._rng = generator(self._params)
-        self._text = TextStream(tokenizer, self._params.stop) if tokenizer else NoText()
+        self._processors = processors_of(Answer(request, self._params, self._end_tokens))
+        self._text = NoText() if tokenizer is None else TextStream(tokenizer, self._params.stop)
         self._known = len(request.prompt_token_ids)
         self._count = 0
 
@@ -116,7 +119,8 @@ class Generation:
             return OutputDelta(self.request_id, self._text.finish(), (), "error")
         if self._continuation:
             return self._follow(prediction)
-        token = sample(prediction, self._params, self._rng)
+        changed = processed(prediction, self._processors)
+        token = sample(changed, self._params, self._rng)
         return self._add(token, self._logprobs(prediction, token))
 
     def adopt(self, token: int) -> OutputDelta:
@@ -132,6 +136,8 @@ class Generation:
     def _add(self, token: int, logprobs: tuple[TokenLogprobs, ...]) -> OutputDelta:
         self._take(token)
         self._count += 1
+        for processor in self._processors:
+            processor.took(token)
         text, reason = self._end(token)
         return OutputDelta(self.request_id, text, (token,), reason, logprobs=logprobs)
 
@@ -152,7 +158,7 @@ class Generation:
         """The text that a token adds, and the finish reason if the token is the last."""
         if token in self._end_tokens:
             return self._text.finish(), "stop"
-        text = self._text.push(token)
+        text = self._text.push(token, may_stop=self._count > self._params.min_tokens)
         if self._is_full and not self._text.stopped:
             text += self._text.finish()
             return text, "stop" if self._text.stopped else "length"

@@ -5,7 +5,7 @@ Knows no executor, no scheduler and no tokenizer.
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal
@@ -28,6 +28,9 @@ MAX_STOPS, MAX_STOP_CHARACTERS = 64, 1024
 
 MAX_SESSION_CHARACTERS = 256
 
+MOST_BIAS = 100.0
+"""A larger `logit_bias` counts as this one, in either direction, as in vLLM."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -38,6 +41,12 @@ class SamplingParams:
     A text in `stop` ends the request and is not part of its text, and so does a token in
     `stop_token_ids`. logprobs: how many likeliest tokens each output token reports beside its own
     log probability; None reports nothing.
+
+    As in vLLM: presence_penalty and frequency_penalty are taken off the logits of tokens that the
+    answer has, once and for each time. repetition_penalty divides the positive logits of tokens
+    that the prompt or the answer has, and multiplies the negative ones. min_p leaves out tokens of
+    less than that share of the likeliest one's probability. logit_bias is added, by token. Nothing
+    ends the answer before min_tokens.
     """
 
     max_tokens: int = 256
@@ -49,6 +58,12 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     stop_token_ids: Sequence[int] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         self._require("max_tokens", _whole(self.max_tokens, 1), "a whole number, 1 or more")
@@ -69,11 +84,28 @@ class SamplingParams:
         known = few and all(_whole(token, 0) for token in tokens)
         self._require("stop_token_ids", known, f"up to {MAX_STOPS} token ids")
         object.__setattr__(self, "stop_token_ids", tuple(map(int, tokens)))
+        self._check_processors()
+
+    def _check_processors(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._require(name, _real(getattr(self, name), -2, 2), "a number from -2 to 2")
+        penalty = self.repetition_penalty
+        self._require("repetition_penalty", _real(penalty, 0) and penalty > 0, "a number above 0")
+        self._require("min_p", _real(self.min_p, 0, 1), "a number from 0 to 1")
+        self._require(
+            "min_tokens",
+            _whole(self.min_tokens, 0, self.max_tokens),
+            f"a whole number from 0 to max_tokens, {self.max_tokens}",
+        )
+        if self.logit_bias is not None:
+            bias = _bias(self.logit_bias)
+            self._require("logit_bias", bias is not None, "a number for each of its token ids")
+            object.__setattr__(self, "logit_bias", bias)
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:
             raise UserError(
-                f"{name} {getattr(self, name)!r} cannot be used", f"{name} must be {allowed}"
+                f"{name} {getattr(self, name)!r:.200} cannot be used", f"{name} must be {allowed}"
             )
 
 
@@ -201,6 +233,15 @@ def _real(value: object, least: float, most: float = sys.float_info.max) -> bool
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     return least <= float(value) <= most
+
+
+def _bias(values: object) -> dict[int, float] | None:
+    """The bias of each token, within the limits; None if some key or value is no number."""
+    if not isinstance(values, Mapping):
+        return None
+    if not all(_whole(k, 0) and _real(v, -sys.float_info.max) for k, v in values.items()):
+        return None
+    return {int(k): min(max(float(v), -MOST_BIAS), MOST_BIAS) for k, v in values.items()}
 
 
 def _are_texts(values: object) -> bool:

@@ -32,6 +32,8 @@ ACCESS = {
     "api_key": f"key that requests must send, but for /health (default: ${API_KEY}, or none)",
     "allowed_host": "further names by which clients reach the server, in the header Host; *: any "
     "(default: loopback names if it listens on loopback, else any)",
+    "allowed_origin": "origins whose pages a browser may show the answers, such as "
+    "http://localhost:3000; *: any (default: none)",
     "access_log": "write a line for each request to standard error, without its content",
 }
 MODEL = flags.SERVED | {

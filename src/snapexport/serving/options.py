@@ -12,6 +12,7 @@ from snapexport.runtime.requests.row_files import DEFAULT_BYTES
 MOST_PORT = 65535
 
 _HOST = re.compile(r"\*|[A-Za-z0-9]([A-Za-z0-9.-]*)|\[[0-9A-Fa-f:.]+\]")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -82,6 +83,7 @@ class ServeOptions(ModelOptions):
     drain_seconds: float = 30
     api_key: str | None = field(default=None, repr=False)
     allowed_host: tuple[str, ...] = ()
+    allowed_origin: tuple[str, ...] = ()
     access_log: bool = False
 
     def __post_init__(self) -> None:
@@ -106,4 +108,11 @@ class ServeOptions(ModelOptions):
                 raise UserError(
                     f"--allowed-host {name} is no host's name",
                     "give a name or an address without scheme and port, or * for any",
+                )
+        for origin in self.allowed_origin:
+            if not _ORIGIN.fullmatch(origin):
+                raise UserError(
+                    f"--allowed-origin {origin} is no origin",
+                    "give a scheme, a name and a port if there is one, such as "
+                    "http://localhost:3000, or * for any",
                 )

@@ -85,7 +85,8 @@ async def _answer(
 
 def _access(options: ServeOptions, listener: socket.socket) -> Access:
     hosts = allowed_hosts(listener.getsockname()[0], options.allowed_host)
-    return Access(hosts, options.api_key, _log if options.access_log else None)
+    log = _log if options.access_log else None
+    return Access(hosts, options.api_key, log, options.allowed_origin)
 
 
 def _log(line: str) -> None:

@@ -141,8 +141,17 @@ def test_every_request_option_reaches_the_model(served: Served, client: openai.O
         logprobs=True,
         top_logprobs=2,
         user="anyone",
-        frequency_penalty=0,
-        extra_body={"top_k": 5, "ignore_eos": True},
+        frequency_penalty=0.25,
+        presence_penalty=-0.25,
+        logit_bias={"5": -100, "6": 2},
+        extra_body={
+            "top_k": 5,
+            "ignore_eos": True,
+            "repetition_penalty": 1.1,
+            "min_p": 0.05,
+            "min_tokens": 2,
+            "stop_token_ids": [9],
+        },
     )
     (request,) = served.llm.requests
     assert request.params == SamplingParams(
@@ -154,6 +163,13 @@ def test_every_request_option_reaches_the_model(served: Served, client: openai.O
         stop=("é",),
         logprobs=2,
         ignore_eos=True,
+        stop_token_ids=(9,),
+        frequency_penalty=0.25,
+        presence_penalty=-0.25,
+        repetition_penalty=1.1,
+        min_p=0.05,
+        logit_bias={5: -100.0, 6: 2.0},
+        min_tokens=2,
     )
 
 

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snapexport.serving.openai.errors import CLIENT_GONE, INVALID, ApiError
+from snapexport.serving.openai.headers import identified, shared
 
 FREE = "/health"
 """For load balancers, which have no key. It shows only whether the model answers."""
@@ -43,11 +44,15 @@ def allowed_hosts(address: str, names: Sequence[str]) -> frozenset[str] | None:
 
 @dataclass(frozen=True)
 class Access:
-    """hosts None: any. api_key None: none is needed. log None: no log."""
+    """hosts None: any. api_key None: none is needed. log None: no log.
+
+    origins: those whose pages a browser may give the answers.
+    """
 
     hosts: frozenset[str] | None = None
     api_key: str | None = field(default=None, repr=False)
     log: Callable[[str], None] | None = None
+    origins: Sequence[str] = ()
 
     def guard(self, app: ASGIApp) -> ASGIApp:
         """The application with these checks before it, and the log before both."""
@@ -58,7 +63,9 @@ class Access:
             answer = JSONResponse(error.body, error.status, error.headers) if error else app
             await answer(scope, receive, send)
 
-        return logged(guarded, self.log) if self.log else guarded
+        # A browser asks whether it may send a request without the key of the request.
+        answering = identified(shared(guarded, self.origins))
+        return logged(answering, self.log) if self.log else answering
 
     def problem(self, method: str, path: str, headers: Headers) -> ApiError | None:
         """The reason to refuse a request."""
@@ -72,6 +79,8 @@ class Access:
         if method == "POST" and kind != "application/json":
             message = f"the body is '{kind}': send `Content-Type: application/json`"
             return ApiError(415, message, INVALID)
+        if (coding := headers.get("content-encoding", "identity").strip().lower()) != "identity":
+            return ApiError(415, f"the body is '{coding}': send it without compression", INVALID)
         return None
 
     def _has_key(self, authorization: str) -> bool:

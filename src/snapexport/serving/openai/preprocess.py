@@ -6,10 +6,17 @@ The runtime checks the prompts. Knows no HTTP.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from snapexport.runtime.chat.chat_prompts import ChatPrompts, ending, require_free
+from snapexport.runtime.requests.prompts import require_usable
 from snapexport.runtime.requests.request import Request, SamplingParams
 from snapexport.serving.model import Model
 from snapexport.serving.openai.errors import client_errors, invalid
-from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest, RequestBody
+from snapexport.serving.openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    Conversation,
+    RequestBody,
+)
 
 MOST_ANSWERS = 64
 """Most answers of one body: prompts times n."""
@@ -30,23 +37,34 @@ class Prepared:
 
 def chat(model: Model, body: ChatRequest) -> Prepared:
     """The chat's request, n times. Raises ApiError."""
+    _require_room(model, body, 1)
+    with client_errors("messages"):
+        request = model.read(model.encode(rendered(model, body)))
+    requests = _answers(model, body, [request])
+    with_end = chats(model).ending
+    ended = [replace(one, params=with_end(one.params)) for one in requests if one.params]
+    return Prepared(ended, len(request.prompt_token_ids))
+
+
+def rendered(model: Model, body: Conversation) -> str:
+    """The prompt's text, by the chat template. Raises ApiError."""
+    with client_errors("chat_template_kwargs"):
+        require_free(body.template_options)
+    messages = [turn.model_dump(exclude_none=True) for turn in body.messages]
+    end = ending(body.add_generation_prompt, body.continue_final_message)
+    with client_errors("messages"):
+        return chats(model).text(messages, body.template_options, end)
+
+
+def chats(model: Model) -> ChatPrompts:
+    """What turns chats into prompts. Raises ApiError for a build without a template."""
     if model.chat is None:
         raise invalid(
             "the build has no chat template: use /v1/completions, or copy the checkpoint's "
             "chat_template.jinja into the build",
             code="no_chat_template",
         )
-    _require_room(model, body, 1)
-    with client_errors("chat_template_kwargs"):
-        model.chat.require_options(body.chat_template_kwargs)
-    messages = [{"role": turn.role, "content": turn.content} for turn in body.messages]
-    with client_errors("messages"):
-        text = model.chat.text(messages, body.chat_template_kwargs)
-        request = model.read(model.encode(text))
-    requests = _answers(model, body, [request])
-    ending = model.chat.ending
-    ended = [replace(answer, params=ending(answer.params)) for answer in requests if answer.params]
-    return Prepared(ended, len(request.prompt_token_ids))
+    return model.chat
 
 
 def completion(model: Model, body: CompletionRequest) -> Prepared:
@@ -85,13 +103,24 @@ def _answers(model: Model, body: RequestBody, prompts: Sequence[Request]) -> lis
 
 def _params(model: Model, body: RequestBody, prompt_length: int, index: int) -> SamplingParams:
     left = model.limits.positions - prompt_length + 1
-    return SamplingParams(
-        max_tokens=min(body.token_limit or left, left),
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=max(body.top_k, 0),
-        seed=None if body.seed is None else body.seed + index,
-        stop=tuple(body.stop),
-        ignore_eos=body.ignore_eos,
-        logprobs=body.top_logprobs_count,
-    )
+    with client_errors("min_tokens"):  # the other fields have their limits already
+        params = SamplingParams(
+            max_tokens=min(body.token_limit or left, left),
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=max(body.top_k, 0),
+            seed=None if body.seed is None else body.seed + index,
+            stop=tuple(body.stop),
+            ignore_eos=body.ignore_eos,
+            logprobs=body.top_logprobs_count,
+            stop_token_ids=body.stop_token_ids,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            repetition_penalty=body.repetition_penalty,
+            min_p=body.min_p,
+            logit_bias=body.logit_bias or None,
+            min_tokens=body.min_tokens,
+        )
+    with client_errors("logit_bias"):
+        require_usable(params, model.tokenizer, model.limits)
+    return params

@@ -33,15 +33,13 @@ class Usage:
             self._cached += output.cached_tokens
 
     def as_json(self) -> Object:
-        """With `cached_tokens` if the prompts began with parked rows."""
-        counts: Object = {
+        """cached_tokens: those of the prompts that parked rows held."""
+        return {
             "prompt_tokens": self._prompt,
             "completion_tokens": self._completion,
             "total_tokens": self._prompt + self._completion,
+            "prompt_tokens_details": {"cached_tokens": self._cached},
         }
-        if self._cached:
-            counts["prompt_tokens_details"] = {"cached_tokens": self._cached}
-        return counts
 
 
 class ResponseWriter(ABC):
@@ -59,7 +57,7 @@ class ResponseWriter(ABC):
         }
         self._text_of = None if body.top_logprobs_count is None else model.text_of
         self._usage = Usage(prepared.prompt_tokens, body.n)
-        self._includes_usage = body.includes_usage
+        self._includes_usage, self._counts_on = body.includes_usage, body.counts_on
         self._echoes = prepared.echoes
         self._begun: set[int] = set()
 
@@ -80,7 +78,8 @@ class ResponseWriter(ABC):
         self._usage.add(index, output)
         opening = [] if index in self._begun else self._opening(index)
         self._begun.add(index)
-        idle: Object = {"usage": None} if self._includes_usage else {}
+        so_far = self._usage.as_json() if self._counts_on else None
+        idle: Object = {"usage": so_far} if self._includes_usage else {}
         return [self._chunk([choice]) | idle for choice in opening + self._parts(index, output)]
 
     def last_chunks(self) -> list[Object]:

@@ -43,11 +43,27 @@ def test_every_input_tensor_reaches_the_parameters() -> None:
         logprobs=[2],
         return_num_input_tokens=[True],
         return_num_output_tokens=[True],
-        frequency_penalty=[0.0],
+        frequency_penalty=[0.5],
+        presence_penalty=[-0.5],
+        repetition_penalty=[1.1],
+        min_p=[0.1],
+        min_tokens=[3],
     ) | {"seed": np.array([[2**64 - 1]], np.uint64)}
     inputs = read(given, {TIMEOUT: 1_500_000, CODE_IN_MESSAGE: True})
     assert inputs.params == SamplingParams(
-        7, 0.7, 0.9, 5, 2**64 - 1, ("x", "ß"), ignore_eos=True, logprobs=2
+        7,
+        0.7,
+        0.9,
+        5,
+        2**64 - 1,
+        ("x", "ß"),
+        ignore_eos=True,
+        logprobs=2,
+        frequency_penalty=0.5,
+        presence_penalty=-0.5,
+        repetition_penalty=1.1,
+        min_p=0.1,
+        min_tokens=3,
     )
     assert (inputs.prompt, inputs.source, inputs.timeout) == ([3, 4], "input_ids", 1.5)
     assert inputs.stream and inputs.count_input and inputs.count_output
@@ -73,8 +89,7 @@ def test_tritons_own_timeout_overrides_the_parameter() -> None:
         ({"text_input": [b"a"], "temperature": [float("nan")]}, {}, "temperature nan"),
         ({"text_input": [b"a"], "top_p": [0.0]}, {}, r"top_p 0\.0"),
         ({"text_input": [b"a"], "top_k": [-1]}, {}, "top_k -1"),
-        ({"text_input": [b"a"], "presence_penalty": [0.5]}, {}, "presence_penalty"),
-        ({"text_input": [b"a"], "frequency_penalty": [0.1]}, {}, "frequency_penalty"),
+        ({"text_input": [b"a"], "presence_penalty": [2.5]}, {}, "presence_penalty"),
         ({"text_input": [b"a"]}, {"max_token": 3}, "'max_token'"),
         ({"text_input": [b"a"]}, {TIMEOUT: "1"}, "timeout '1'"),
         ({"text_input": [b"a"]}, {TIMEOUT: True}, "timeout True"),

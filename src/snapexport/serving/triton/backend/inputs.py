@@ -17,6 +17,11 @@ from snapexport.serving.triton.interface import OUTPUT_NAMES, PARAMETERS, TIMEOU
 
 Values = Mapping[str, NDArray[Any]]
 
+WHOLE = "max_tokens", "top_k", "seed", "ignore_eos", "min_tokens"
+PENALTIES = "frequency_penalty", "presence_penalty", "repetition_penalty"
+REAL = "temperature", "top_p", "min_p", *PENALTIES
+"""Inputs of one value that have the names of SamplingParams."""
+
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
@@ -54,9 +59,6 @@ def read(
             f"'{unknown[0]}' is neither an input of the model nor a parameter that it knows",
             "see the model's inputs at /v2/models/NAME",
         )
-    for penalty in ("frequency_penalty", "presence_penalty"):
-        if _one(values, penalty, 0.0) != 0:
-            raise UserError(f"{penalty} is not supported", "leave it out, or send 0")
     source, prompt = _prompt(values)
     named = outputs if outputs < OUTPUT_NAMES else frozenset()
     return Inputs(
@@ -75,8 +77,8 @@ def read(
 
 def _params(values: Values, logprobs: int | None) -> SamplingParams:
     """logprobs: the number of top tokens where the request gives none."""
-    given = {name: _one(values, name) for name in ("max_tokens", "top_k", "seed", "ignore_eos")}
-    given |= {name: _real(values, name) for name in ("temperature", "top_p")}
+    given = {name: _one(values, name) for name in WHOLE}
+    given |= {name: _real(values, name) for name in REAL}
     return SamplingParams(
         stop=_stop(values),
         stop_token_ids=_list(values, "stop_token_ids"),
