@@ -104,7 +104,7 @@ def _plain(text: str) -> Any:
 
 def _syntax(start: str, end: str, quote: str) -> ToolSyntax:
     reader: Callable[[Tools], Reader] = lambda tools: GemmaReader(start, end, quote)  # noqa: E731
-    return ToolSyntax((start,), reader)
+    return ToolSyntax((start,), reader, within=(end, quote))
 
 
 FUNCTION_GEMMA = _syntax("<start_function_call>", "<end_function_call>", "<escape>")

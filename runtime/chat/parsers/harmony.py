@@ -18,6 +18,7 @@ from snapexport.runtime.chat.parsers.parser import (
 
 CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
+MARKS = (CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 MOST_HEADER = 256
 

@@ -79,6 +79,7 @@ MISTRAL = ToolSyntax(
         r"\[TOOL_CALLS\]\s*(?:(?=\[\s*\{|\{)"
         r"|(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]\s*)?(?=\{))"
     ),
+    within=("[ARGS]", "[CALL_ID]"),
 )
 DEEPSEEK = ToolSyntax(
     ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
@@ -87,4 +88,5 @@ DEEPSEEK = ToolSyntax(
         r"(?P<name>[^\s<{`]+)(?:<｜tool▁sep｜>|\s*```json)?\s*(?=\{)"
     ),
     closers=("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    within=("<｜tool▁sep｜>",),
 )

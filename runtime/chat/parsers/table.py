@@ -13,7 +13,7 @@ from snapexport.runtime.chat.parsers import (
     thinking,
     xml_calls,
 )
-from snapexport.runtime.chat.parsers.harmony import Harmony
+from snapexport.runtime.chat.parsers.harmony import MARKS, Harmony
 from snapexport.runtime.chat.parsers.parser import Chained, OutputParser, Plain, Tools
 from snapexport.runtime.chat.parsers.thinking import ThinkParser, ThinkSyntax
 from snapexport.runtime.chat.parsers.tool_parser import (
@@ -28,10 +28,15 @@ AUTO, NONE, HARMONY = "auto", "none", "harmony"
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a family writes tool calls. marks: texts of which its chat templates have one."""
+    """How a family writes tool calls.
+
+    marks: texts of which its chat templates have one. texts: the parser needs, which may be special
+    tokens.
+    """
 
     name: str
     marks: Sequence[str]
+    texts: Sequence[str]
     make: Callable[[Tools], OutputParser]
     new_id: Callable[[], str] = call_id
 
@@ -42,21 +47,23 @@ class ReasoningFormat:
 
     name: str
     marks: Sequence[str]
+    texts: Sequence[str]
     make: Callable[[str], OutputParser]
 
 
 def _tools(
     name: str, syntax: ToolSyntax, *marks: str, new_id: Callable[[], str] = call_id
 ) -> ToolFormat:
-    return ToolFormat(name, marks, partial(ToolParser, syntax), new_id)
+    texts = (*syntax.starts, *syntax.closers, *syntax.within)
+    return ToolFormat(name, marks, texts, partial(ToolParser, syntax), new_id)
 
 
 def _thinks(name: str, syntax: ThinkSyntax, *marks: str) -> ReasoningFormat:
-    return ReasoningFormat(name, marks, partial(ThinkParser, syntax))
+    return ReasoningFormat(name, marks, (syntax.opens, syntax.closes), partial(ThinkParser, syntax))
 
 
 TOOL_FORMATS = (
-    ToolFormat(HARMONY, ("<|channel|>",), Harmony),
+    ToolFormat(HARMONY, ("<|channel|>",), MARKS, Harmony),
     _tools("deepseek_v3", json_calls.DEEPSEEK, "<｜tool▁call▁begin｜>", "<｜tool▁calls▁begin｜>"),
     _tools("mistral", json_calls.MISTRAL, "[TOOL_CALLS]", new_id=short_call_id),
     _tools("functiongemma", gemma_calls.FUNCTION_GEMMA, "<start_function_call>"),
@@ -70,7 +77,7 @@ TOOL_FORMATS = (
 """The first whose mark a template has is chosen. Names are vLLM's where it has the format."""
 
 REASONING_FORMATS = (
-    ReasoningFormat(HARMONY, ("<|channel|>",), lambda prompt: Harmony({})),
+    ReasoningFormat(HARMONY, ("<|channel|>",), MARKS, lambda prompt: Harmony({})),
     _thinks("gemma4", thinking.GEMMA4, "<|channel>"),
     _thinks("think", thinking.THINK, "<think>", "</think>"),
     _thinks("granite", thinking.GRANITE, thinking.GRANITE.opens),
@@ -82,23 +89,27 @@ REASONING_PARSERS = (AUTO, NONE, *(row.name for row in REASONING_FORMATS))
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """How one model writes calls and reasoning; None: it does not, or nobody wants to know."""
+    """How one model writes calls and reasoning; None: it does not, or nobody wants to know.
+
+    is_unknown: no format of calls has a mark in the template, and none was named.
+    """
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
+    is_unknown: bool = False
 
     @classmethod
     def of(cls, template: str, tools: str = AUTO, reasoning: str = AUTO) -> "OutputFormat":
         """The formats by name, or by the template's text. Raises UserError for another name."""
-        return cls(
-            _chosen("--tool-parser", tools, TOOL_FORMATS, template),
-            _chosen("--reasoning-parser", reasoning, REASONING_FORMATS, template),
-        )
+        calls = _chosen("--tool-parser", tools, TOOL_FORMATS, template)
+        thinks = _chosen("--reasoning-parser", reasoning, REASONING_FORMATS, template)
+        return cls(calls, thinks, tools == AUTO and calls is None)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether every output is content."""
-        return self.tools is None and self.reasoning is None
+    def needs(self, special: Iterable[str], with_tools: bool) -> bool:
+        """Whether one of these special tokens has to be seen in an answer's text."""
+        rows = (self.tools if with_tools else None, self.reasoning)
+        texts = [text for row in rows if row for text in row.texts]
+        return any(token in text for token in special for text in texts)
 
     def parser(self, tools: Tools, prompt: str) -> OutputParser:
         """A parser of one answer to the prompt. Without tools no text is a call."""

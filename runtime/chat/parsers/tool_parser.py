@@ -41,13 +41,15 @@ class ToolSyntax:
     """How a family writes calls.
 
     starts: texts with which calls begin anywhere. bare: a character with which they begin if
-    nothing stands before them. closers: texts between and after calls, without a meaning.
+    nothing stands before them. closers: texts between and after calls, without a meaning. within:
+    further texts that the reader needs.
     """
 
     starts: tuple[str, ...]
     reader: Callable[[Tools], Reader]
     closers: tuple[str, ...] = ()
     bare: str = ""
+    within: tuple[str, ...] = ()
 
 
 class ToolParser:

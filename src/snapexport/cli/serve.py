@@ -45,6 +45,10 @@ MODEL = flags.SERVED | {
     "of the ring, are voted on; 0: never; for builds with --extend",
     "no_speculation": "guess no tokens ahead, with a build that has --tokens-per-step",
 }
+CHATS = {
+    "tool_parser": "how the model writes tool calls; auto: by its chat template; none: as text",
+    "reasoning_parser": "how it writes its reasoning; none: as a part of the answer",
+}
 TIMES = {
     "request_seconds": "longest time of an answer; a longer one ends with status 504",
     "drain_seconds": "how long running answers may go on after a signal",
@@ -59,13 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     flags.add_fields(model, ServeOptions, MODEL)
     flags.add_backend(model)
+    flags.add_fields(parser.add_argument_group("chats"), ServeOptions, CHATS)
     flags.add_fields(parser.add_argument_group("times"), ServeOptions, TIMES)
     parser.add_argument("--json", action="store_true", help="print the addresses as one JSON line")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes."""
-    given = flags.values(arguments, API | ACCESS | MODEL | TIMES)
+    given = flags.values(arguments, API | ACCESS | MODEL | CHATS | TIMES)
     if given["api_key"] is None:  # the environment does not show in a list of processes
         given["api_key"] = os.environ.get(API_KEY)
     options = ServeOptions(build=arguments.build, backend=arguments.backend, **given)

@@ -234,7 +234,8 @@ def test_formats_are_chosen_by_the_templates_text(
     chosen = OutputFormat.of(template)
     assert (chosen.tools and chosen.tools.name) == tools
     assert (chosen.reasoning and chosen.reasoning.name) == reasoning
-    assert OutputFormat.of(template, "none", "none").is_plain
+    assert OutputFormat.of(template, "none", "none") == OutputFormat()
+    assert chosen.is_unknown == (tools is None)
 
 
 def test_an_unknown_format_is_refused() -> None:
