@@ -221,6 +221,10 @@ class LLM:
         """Requests that have no batch slot yet."""
         return self._loop.waiting
 
+    def prefilled(self, request_id: int) -> int:
+        """Prompt tokens of a request that are prefilled; 0 while it waits, or once it ended."""
+        return self._loop.prefilled(request_id)
+
     @property
     def slots_used(self) -> int:
         """Batch slots in use, of `max_num_seqs`."""

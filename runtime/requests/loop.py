@@ -146,8 +146,8 @@ class Loop:
         self._scheduler.finish(request_id)
 
     def prefilled(self, request_id: int) -> int:
-        """Prompt tokens of a live request that are prefilled; 0 while it waits."""
-        return self._live[request_id].prefilled
+        """Prompt tokens of a request that are prefilled; 0 while it waits, or once it ended."""
+        return live.prefilled if (live := self._live.get(request_id)) else 0
 
     @property
     def parks(self) -> bool:

@@ -45,13 +45,15 @@ class Model:
         observe: Observe | None = None,
         max_pending: int = 64,
         request_seconds: float = 0.0,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         """log: takes tracebacks. template: of chats; None refuses them. output_format: of answers
         in chats; None: by the template's text. observe: in place of the histograms of `metrics`.
         max_pending: requests that may wait for a batch slot. request_seconds: the timeout of a
-        request; 0: none.
+        request; 0: none. defaults: fields of SamplingParams for requests that do not name them.
         """
         self.name, self.llm = name, llm
+        self.defaults = defaults or {}
         self.most_answers = llm.executor.limits.batch + max_pending
         """Answers that can run and wait at once."""
         self._template = template
@@ -76,6 +78,7 @@ class Model:
         output_format: OutputFormat | None = None,
         observe: Observe | None = None,
         request_seconds: float = 0.0,
+        defaults: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> "Model":
         """Load a build. settings: further arguments of `LLM`. Raises UserError."""
@@ -95,6 +98,7 @@ class Model:
             observe=observe,
             max_pending=options.max_pending,
             request_seconds=request_seconds,
+            defaults=defaults,
         )
 
     @property

@@ -8,6 +8,7 @@ import pytest
 from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.serving.model import Model
 from snapexport.serving.openai import api_server, streaming
+from snapexport.serving.streams import Stream
 
 TOOL_TEMPLATE = (
     "{% if tools %}[tools]{{ tools | tojson }}{% endif %}"
@@ -34,11 +35,11 @@ def script(
     """Let every answer be this text, in outputs of `size` characters. Returns the requests."""
     seen: list[Sequence[Request]] = []
 
-    async def merged(_: object, requests: Sequence[Request]) -> streaming.Outputs:
-        seen.append(requests)
+    async def merged(_: object, opened: Sequence[Stream]) -> streaming.Outputs:
+        seen.append([stream.request for stream in opened])
         starts = range(0, len(text), size)
         for start in starts:
-            for index in range(len(requests)):
+            for index in range(len(opened)):
                 ends: Any = reason if start == starts[-1] else None
                 yield index, OutputDelta(index, text[start : start + size], (7,), ends)
 

@@ -33,6 +33,7 @@ from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest, R
 from snapexport.serving.openai.responses import ChatWriter, CompletionWriter, ResponseWriter
 from snapexport.serving.openai.streaming import (
     EventStream,
+    begun,
     collected,
     events,
     merged,
@@ -135,13 +136,13 @@ class Api:
         prepared = await readers.run(endpoint.prepare, self.model, body)
         await require_client(request)
         writer = endpoint.writer(self.model, body, prepared)
-        outputs = merged(self.model.streams, prepared.requests)
+        opened = [self.model.streams.open(each) for each in prepared.requests]
+        outputs = merged(self.model.streams, opened)
         if not body.stream:
-            answers = await unless_gone(request, collected(outputs, len(prepared.requests)))
+            answers = await unless_gone(request, collected(outputs, len(opened)))
             return JSONResponse(writer.whole(answers))
-        # An error before the first output can still set the status.
-        first = await unless_gone(request, outputs.__anext__())
-        return EventStream(events(writer, first, outputs), outputs)
+        first = await unless_gone(request, begun(outputs))
+        return EventStream(events(writer, first, outputs, opened), outputs)
 
     async def _compute(self, utility: Utility, turns: Turns, request: Request) -> Response:
         body = await self.bodies.read(request, utility.body)

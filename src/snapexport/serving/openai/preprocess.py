@@ -6,6 +6,7 @@ The runtime checks the prompts. Knows no HTTP.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from snapexport.runtime.chat.chat_prompts import ChatPrompts, ending, require_free
 from snapexport.runtime.chat.parsers.tool_parser import call_id
@@ -146,12 +147,18 @@ def _answers(model: Model, body: RequestBody, prompts: Sequence[Request]) -> lis
 
 def _params(model: Model, body: RequestBody, prompt_length: int, index: int) -> SamplingParams:
     left = model.limits.positions - prompt_length + 1
+    limit = body.token_limit or model.defaults.get("max_tokens") or body.default_tokens or left
+
+    def chosen(name: str) -> Any:
+        own = getattr(body, name)
+        return own if name in body.model_fields_set else model.defaults.get(name, own)
+
     with client_errors("min_tokens"):  # the other fields have their limits already
         params = SamplingParams(
-            max_tokens=min(body.token_limit or left, left),
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=max(body.top_k, 0),
+            max_tokens=min(limit, left),
+            temperature=chosen("temperature"),
+            top_p=chosen("top_p"),
+            top_k=max(chosen("top_k"), 0),
             seed=None if body.seed is None else body.seed + index,
             stop=tuple(body.stop),
             ignore_eos=body.ignore_eos,
@@ -159,8 +166,8 @@ def _params(model: Model, body: RequestBody, prompt_length: int, index: int) -> 
             stop_token_ids=body.stop_token_ids,
             presence_penalty=body.presence_penalty,
             frequency_penalty=body.frequency_penalty,
-            repetition_penalty=body.repetition_penalty,
-            min_p=body.min_p,
+            repetition_penalty=chosen("repetition_penalty"),
+            min_p=chosen("min_p"),
             logit_bias=body.logit_bias or None,
             min_tokens=body.min_tokens,
             skip_special_tokens=body.skip_special_tokens,

@@ -5,7 +5,7 @@ no build.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -221,6 +221,9 @@ class StreamOptions(Strict):
 class RequestBody(Strict):
     """Fields of both requests. Names and limits are OpenAI's, or vLLM's where OpenAI has none."""
 
+    default_tokens: ClassVar[int | None] = None
+    """Tokens of an answer where nobody names a limit. None: up to the model's last position."""
+
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -259,7 +262,7 @@ class RequestBody(Strict):
 
     @property
     def token_limit(self) -> int | None:
-        """None: up to the model's last position."""
+        """The request's own."""
         return self.max_tokens
 
     @property
@@ -339,6 +342,7 @@ class ChatRequest(Conversation, RequestBody):
 class CompletionRequest(RequestBody):
     """Body of /v1/completions."""
 
+    default_tokens: ClassVar[int | None] = COMPLETION_TOKENS
     prompt: Prompts
     echo: bool = False
     logprobs: Whole | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -350,10 +354,6 @@ class CompletionRequest(RequestBody):
                 "echo with logprobs is not supported: the prompt's log probabilities are not kept"
             )
         return self
-
-    @property
-    def token_limit(self) -> int | None:
-        return self.max_tokens or COMPLETION_TOKENS
 
     @property
     def top_logprobs_count(self) -> int | None:
