@@ -20,7 +20,8 @@ class TemplateProcesses:
         self.source = template.source
         self._pool = Pool(partial(_process_of, template))
         with self._pool.worker() as worker:
-            self.options = frozenset(worker.start()["options"])
+            facts = worker.start()
+        self.options, self.reads_tools = frozenset(facts["options"]), bool(facts["reads_tools"])
 
     def render(
         self,
@@ -28,9 +29,10 @@ class TemplateProcesses:
         add_generation_prompt: bool,
         options: Mapping[str, Any] | None = None,
         is_complete: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt's text, as `ChatTemplate.render` makes it. Raises UserError."""
-        reply = self._pool.ask([messages, add_generation_prompt, options, is_complete])
+        reply = self._pool.ask([messages, add_generation_prompt, options, is_complete, tools])
         return str(reply["text"])
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ class Renderer:
             message = f"the chat template cannot be used: {type(error).__name__}: {error}"
             return {"message": message, "hint": "copy it from the checkpoint again"}
         self._template = template
-        return {"options": sorted(template.options)}
+        return {"options": sorted(template.options), "reads_tools": template.reads_tools}
 
 
 def _rendered(template: ChatTemplate, *given: Any) -> str:
