@@ -15,11 +15,15 @@ from tokenizers import Tokenizer
 from snapexport.errors import UserError, needs_extra
 from snapexport.runtime.chat import template_files
 from snapexport.runtime.chat.end_token import Template, end_token
+from snapexport.runtime.chat.history import called, with_arguments, with_reasoning
 from snapexport.runtime.requests.prompts import encode
 from snapexport.runtime.requests.request import SamplingParams
 
 Message = Mapping[str, Any]
-"""A turn: its `role` and its `content`, both texts, and what else the template reads."""
+"""A turn: its `role` and its `content`, both texts, and what else the template reads.
+
+A turn with `tool_calls` may have no content.
+"""
 Conversation = Sequence[Message]
 
 Ending = Literal["answer", "message", "text"]
@@ -55,12 +59,14 @@ class ChatPrompts:
         messages: Conversation,
         options: Mapping[str, Any] | None = None,
         end: Ending = "answer",
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The same prompt as text."""
+        """The same prompt as text. tools: OpenAI's objects, for a template that reads tools."""
         _require_messages(messages)
         require_free(options or {})
+        self._require_tools(messages, tools)
         known = [self._known(turn) for turn in messages]
-        return self.template.render(known, end == "answer", options, end == "message")
+        return self.template.render(known, end == "answer", options, end == "message", tools)
 
     def ending(self, params: SamplingParams) -> SamplingParams:
         """The same parameters, which end the answer at the template's end token too."""
@@ -69,11 +75,53 @@ class ChatPrompts:
             return params
         return replace(params, stop_token_ids=(*params.stop_token_ids, token))
 
+    def require_tools(self) -> None:
+        """Raise UserError if the template shows no tools to the model."""
+        if not self.template.reads_tools:
+            raise UserError(
+                "the checkpoint's chat template does not read tools",
+                "leave tools out, or send tool_choice none",
+            )
+
+    def _require_tools(self, messages: Conversation, tools: object) -> None:
+        """Raise UserError for tools, or calls of them, that the template would leave out."""
+        if tools:
+            self.require_tools()
+        if any(turn.get("tool_calls") for turn in messages) and not self._shows_calls:
+            raise UserError(
+                "the checkpoint's chat template does not read tool_calls",
+                "give the calls and their results as text",
+            )
+
+    @property
+    def _shows_calls(self) -> bool:
+        return "tool_calls" in self.template.source
+
     def _known(self, message: Message) -> Message:
-        """Replace the role developer by system for a template that does not know developer."""
+        """The message as the template takes it.
+
+        The role developer becomes system for a template that does not know developer. Reasoning
+        gets the template's name for it. Arguments of calls become objects, unless the template
+        joins them to texts.
+        """
+        message = with_reasoning(message, self.template.source)
         if message["role"] == "developer" and "developer" not in self.template.source:
             return {**message, "role": "system"}
-        return message
+        if not message.get("tool_calls"):
+            return message
+        return with_arguments({"content": None, **message}, self._joins_arguments)
+
+    @cached_property
+    def _joins_arguments(self) -> bool:
+        """Whether the template takes arguments as a text alone, as DeepSeek V3's does."""
+        return not self._renders_call({"a": "b"}) and self._renders_call('{"a": "b"}')
+
+    def _renders_call(self, arguments: object) -> bool:
+        try:
+            self.template.render(called(arguments), True)
+        except UserError:
+            return False
+        return True
 
     @cached_property
     def _end_token(self) -> int | None:
@@ -128,7 +176,8 @@ def _require_messages(messages: Conversation) -> None:
     for message in messages:
         if not isinstance(message, Mapping):
             raise _no_message(message)
-        if not all(isinstance(message.get(key), str) for key in _KEYS):
+        texts = _KEYS[:1] if message.get("tool_calls") and message.get("content") is None else _KEYS
+        if not all(isinstance(message.get(key), str) for key in texts):
             raise _no_message(message)
 
 

@@ -35,12 +35,13 @@ class ChatTemplate:
         add_generation_prompt: bool,
         options: Mapping[str, Any] | None = None,
         is_complete: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt's text. Without a generation prompt the model is to continue the last message.
 
         options: values of names in `options`. is_complete: keep what follows the last message.
         """
-        known = {"messages": messages, "tools": None, "documents": None, **self.special}
+        known = {"messages": messages, "tools": tools, "documents": None, **self.special}
         given = {**(options or {}), **known, "add_generation_prompt": add_generation_prompt}
         try:
             text = self._template.render(given)
@@ -52,7 +53,7 @@ class ChatTemplate:
             ) from None
         if add_generation_prompt or is_complete:
             return text
-        return _open(text, messages[-1]["content"])
+        return _open(text, messages[-1].get("content") or "")
 
     def require_sound(self) -> None:
         """Raise UserError for a text that is no template."""
@@ -67,10 +68,18 @@ class ChatTemplate:
     @cached_property
     def options(self) -> frozenset[str]:
         """Optional names that the template reads, such as `enable_thinking`."""
-        names = meta.find_undeclared_variables(_environment().parse(self.source))
         return frozenset(
-            names - template_files.GIVEN - self.special.keys() - _environment().globals.keys()
+            self._names - template_files.GIVEN - self.special.keys() - _environment().globals.keys()
         )
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether it shows tools to the model."""
+        return "tools" in self._names
+
+    @cached_property
+    def _names(self) -> set[str]:
+        return meta.find_undeclared_variables(_environment().parse(self.source))
 
     @cached_property
     def _template(self) -> jinja2.Template:

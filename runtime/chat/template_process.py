@@ -39,7 +39,8 @@ class TemplateProcesses:
         for _ in range(PROCESSES):
             self._free.put(_Process(template))
         with self._process() as process:
-            self.options = process.start()
+            facts = process.start()
+        self.options, self.reads_tools = frozenset(facts["options"]), bool(facts["reads_tools"])
         self._finalizer = weakref.finalize(self, _end, list(self._free.queue))
 
     def render(
@@ -48,10 +49,11 @@ class TemplateProcesses:
         add_generation_prompt: bool,
         options: Mapping[str, Any] | None = None,
         is_complete: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt's text, as `ChatTemplate.render` makes it. Raises UserError."""
         with self._process() as process:
-            return process.render([messages, add_generation_prompt, options, is_complete])
+            return process.render([messages, add_generation_prompt, options, is_complete, tools])
 
     def close(self) -> None:
         """End the processes, which must not render any more."""
@@ -73,8 +75,8 @@ class _Process:
         self._template = {"source": template.source, "special": dict(template.special)}
         self._child: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> frozenset[str]:
-        """Start the worker. Returns the names of the template's options. Raises UserError."""
+    def start(self) -> Mapping[str, Any]:
+        """Start the worker. Returns what it finds in the template. Raises UserError."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(
@@ -87,7 +89,7 @@ class _Process:
             )
         self._connection = Connection(ours.detach())
         try:
-            return frozenset(self._exchange(self._template)["options"])
+            return self._exchange(self._template)
         except UserError:
             self.end()
             raise

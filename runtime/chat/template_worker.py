@@ -48,7 +48,8 @@ def _answer(
             return template, {"text": _rendered(template, *json.loads(given))}
         template = ChatTemplate(**json.loads(given))
         template.require_sound()
-        return template, {"options": sorted(template.options)}
+        facts = {"options": sorted(template.options), "reads_tools": template.reads_tools}
+        return template, facts
     except UserError as error:
         return template, {"message": error.message, "hint": error.hint}
     except Exception as error:  # such as a template nested too deeply

@@ -46,7 +46,7 @@ class SamplingParams:
     answer has, once and for each time. repetition_penalty divides the positive logits of tokens
     that the prompt or the answer has, and multiplies the negative ones. min_p leaves out tokens of
     less than that share of the likeliest one's probability. logit_bias is added, by token. Nothing
-    ends the answer before min_tokens.
+    ends the answer before min_tokens. skip_special_tokens: leave them out of the text.
     """
 
     max_tokens: int = 256
@@ -64,6 +64,7 @@ class SamplingParams:
     min_p: float = 0.0
     logit_bias: Mapping[int, float] | None = None
     min_tokens: int = 0
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         self._require("max_tokens", _whole(self.max_tokens, 1), "a whole number, 1 or more")
@@ -71,7 +72,8 @@ class SamplingParams:
         self._require("top_p", _real(self.top_p, 0, 1) and self.top_p > 0, "above 0 and at most 1")
         self._require("top_k", _whole(self.top_k, 0), "0 (off) or a whole number above it")
         self._require("seed", self.seed is None or _whole(self.seed, 0), "0 or more, or None")
-        self._require("ignore_eos", isinstance(self.ignore_eos, bool), "True or False")
+        for name in ("ignore_eos", "skip_special_tokens"):
+            self._require(name, isinstance(getattr(self, name), bool), "True or False")
         few = self.logprobs is None or _whole(self.logprobs, 0, MAX_LOGPROBS)
         self._require("logprobs", few, f"a whole number from 0 to {MAX_LOGPROBS}, or None")
         if isinstance(self.stop, str):

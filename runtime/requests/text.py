@@ -13,8 +13,8 @@ from tokenizers.decoders import DecodeStream
 class Detokenizer:
     """Text of a growing list of tokens, held back while its last character is incomplete."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._tokenizer, self._skips = tokenizer, skip_special_tokens
         self._restart()
 
     def push(self, token: int) -> str:
@@ -33,12 +33,12 @@ class Detokenizer:
 
     def finish(self) -> str:
         """The text still held back, with a replacement character where it is incomplete."""
-        text = self._tokenizer.decode(self._held)
+        text = self._tokenizer.decode(self._held, skip_special_tokens=self._skips)
         self._restart()
         return text
 
     def _restart(self) -> None:
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=self._skips)
         self._held: list[int] = []
 
 
@@ -95,8 +95,10 @@ class StopStrings:
 class TextStream:
     """A detokenizer followed by the stop strings."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], skip_special_tokens: bool = True
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens)
         self._stops = StopStrings(stops)
 
     @property

@@ -45,6 +45,10 @@ MODEL = flags.SERVED | {
     "of the ring, are voted on; 0: never; for builds with --extend",
     "no_speculation": "guess no tokens ahead, with a build that has --tokens-per-step",
 }
+CHATS = {
+    "tool_parser": "how the model writes tool calls; auto: by its chat template; none: as text",
+    "reasoning_parser": "how it writes its reasoning; none: as a part of the answer",
+}
 DEFAULTS = {
     "temperature": "of requests that name none (default: generation_config.json's, else 1)",
     "top_p": "of requests that name none (default: generation_config.json's, else 1)",
@@ -66,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     flags.add_fields(model, ServeOptions, MODEL)
     flags.add_backend(model)
+    flags.add_fields(parser.add_argument_group("chats"), ServeOptions, CHATS)
     flags.add_fields(parser.add_argument_group("defaults of requests"), ServeOptions, DEFAULTS)
     flags.add_fields(parser.add_argument_group("times"), ServeOptions, TIMES)
     parser.add_argument("--json", action="store_true", help="print the addresses as one JSON line")
@@ -73,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes."""
-    given = flags.values(arguments, API | ACCESS | MODEL | DEFAULTS | TIMES)
+    given = flags.values(arguments, API | ACCESS | MODEL | CHATS | DEFAULTS | TIMES)
     if given["api_key"] is None:  # the environment does not show in a list of processes
         given["api_key"] = os.environ.get(API_KEY)
     options = ServeOptions(build=arguments.build, backend=arguments.backend, **given)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError, flag_of
+from snapexport.runtime.chat.parsers.table import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.row_files import DEFAULT_BYTES
 
@@ -86,6 +87,8 @@ class ServeOptions(ModelOptions):
     allowed_host: tuple[str, ...] = ()
     allowed_origin: tuple[str, ...] = ()
     access_log: bool = False
+    tool_parser: str = field(default=AUTO, metadata={"choices": TOOL_PARSERS})
+    reasoning_parser: str = field(default=AUTO, metadata={"choices": REASONING_PARSERS})
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None

@@ -14,6 +14,8 @@ from typing import Any
 
 from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import open_template
+from snapexport.runtime.chat.end_token import Template
+from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.chat.template_files import has_template
 from snapexport.serving.addresses import Addresses, url_of
 from snapexport.serving.defaults import Defaults
@@ -52,10 +54,12 @@ def serve(options: ServeOptions, report: Report) -> None:
 def _load(options: ServeOptions, defaults: Mapping[str, Any]) -> Model:
     """Load the build into this process, and run every graph once."""
     require_tokenizer(options)
+    template = open_template(options.build) if has_template(options.build) else None
     model = Model.load(
         options,
         logging.getLogger("uvicorn.error").error,
-        template=open_template(options.build) if has_template(options.build) else None,
+        template=template,
+        output_format=_output_format(template, options),
         request_seconds=options.request_seconds,
         defaults=defaults,
         backend=options.backend,
@@ -73,6 +77,11 @@ def _load(options: ServeOptions, defaults: Mapping[str, Any]) -> Model:
             f"try `snapexport generate {options.build} --prompt Hello`",
         ) from error
     return model
+
+
+def _output_format(template: Template | None, options: ServeOptions) -> OutputFormat:
+    source = template.source if template else ""
+    return OutputFormat.of(source, options.tool_parser, options.reasoning_parser)
 
 
 async def _answer(

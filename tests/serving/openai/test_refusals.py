@@ -68,7 +68,7 @@ def complete(client: openai.OpenAI, **options: Any) -> None:
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"messages": []}, "messages", "at least 1 item"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role", "'user'"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role", "'user'"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
             "messages.0.content",

@@ -5,22 +5,29 @@ The runtime checks the prompts. Knows no HTTP.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from snapexport.runtime.chat.chat_prompts import ChatPrompts, ending, require_free
+from snapexport.runtime.chat.parsers.tool_parser import call_id
 from snapexport.runtime.requests.prompts import require_usable
 from snapexport.runtime.requests.request import Request, SamplingParams
 from snapexport.serving.model import Model
-from snapexport.serving.openai.errors import client_errors, invalid
+from snapexport.serving.openai.answers import Reading
+from snapexport.serving.openai.errors import UNSUPPORTED, client_errors, invalid
 from snapexport.serving.openai.protocol import (
     ChatRequest,
     CompletionRequest,
     Conversation,
     RequestBody,
 )
+from snapexport.serving.openai.tools import ToolChoice
 
 MOST_ANSWERS = 64
 """Most answers of one body: prompts times n."""
+
+
+_PLAIN = Reading()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +37,41 @@ class Prepared:
     requests: n for each prompt, in a row. prompt_tokens: of all prompts, each counted once.
     echoes: the text before each answer, if the body has `echo`. first_tokens: the prompt's first
     token of each answer, if the prompt's tokens have log probabilities: it alone has none.
+    reading: of the answers' text.
     """
 
     requests: Sequence[Request]
     prompt_tokens: int
     echoes: Sequence[str] = ()
     first_tokens: Sequence[int] = ()
+    reading: Reading = _PLAIN
 
 
 def chat(model: Model, body: ChatRequest) -> Prepared:
     """The chat's request, n times. Raises ApiError."""
     _require_room(model, body, 1)
+    text = rendered(model, body)
     with client_errors("messages"):
-        request = model.read(model.encode(rendered(model, body)))
+        request = model.read(model.encode(text))
     requests = _answers(model, body, [request])
-    with_end = chats(model).ending
-    ended = [replace(one, params=with_end(one.params)) for one in requests if one.params]
-    return Prepared(ended, len(request.prompt_token_ids))
+    ended = [replace(one, params=_ended(model, body, one.params)) for one in requests if one.params]
+    return Prepared(ended, len(request.prompt_token_ids), reading=_reading(model, body, text))
+
+
+def _ended(model: Model, body: ChatRequest, params: SamplingParams) -> SamplingParams:
+    """The parameters with the template's end token, and with the tokens that a parser reads."""
+    if model.output_format.needs(model.special_texts, bool(body.usable_tools)):
+        params = replace(params, skip_special_tokens=False)
+    return chats(model).ending(params)
+
+
+def _reading(model: Model, body: Conversation, prompt: str) -> Reading:
+    """How the answers to a prompt are read."""
+    known = model.output_format
+    tools = {tool.function.name: tool.function.parameters or {} for tool in body.usable_tools}
+    parser = partial(known.parser, tools, prompt)
+    new_id = known.tools.new_id if known.tools else call_id
+    return Reading(parser, new_id, body.parallel_tool_calls)
 
 
 def rendered(model: Model, body: Conversation) -> str:
@@ -55,8 +80,27 @@ def rendered(model: Model, body: Conversation) -> str:
         require_free(body.template_options)
     messages = [turn.model_dump(exclude_none=True) for turn in body.messages]
     end = ending(body.add_generation_prompt, body.continue_final_message)
+    tools = [tool.as_json() for tool in body.usable_tools]
+    if tools:
+        _require_tools(model, body.tool_choice)
     with client_errors("messages"):
-        return chats(model).text(messages, body.template_options, end)
+        return chats(model).text(messages, body.template_options, end, tools or None)
+
+
+def _require_tools(model: Model, choice: ToolChoice) -> None:
+    """Raise ApiError if the template shows no tools, or nobody knows how it writes calls."""
+    with client_errors("tools"):
+        chats(model).require_tools()
+    if choice != "auto":
+        message = "a tool_choice that forces a call is not supported: send 'auto' or 'none'"
+        raise invalid(message, "tool_choice", UNSUPPORTED)
+    if model.output_format.is_unknown:
+        raise invalid(
+            "no parser knows the tool calls of this chat template: start the server with "
+            "--tool-parser NAME, or with none to get them as text",
+            "tools",
+            UNSUPPORTED,
+        )
 
 
 def chats(model: Model) -> ChatPrompts:
@@ -146,6 +190,7 @@ def _params(model: Model, body: RequestBody, prompt_length: int, index: int) -> 
             min_p=chosen("min_p"),
             logit_bias=body.logit_bias or None,
             min_tokens=body.min_tokens,
+            skip_special_tokens=body.skip_special_tokens,
         )
     with client_errors("logit_bias"):
         require_usable(params, model.tokenizer, model.limits)

@@ -26,6 +26,7 @@ from snapexport.runtime.requests.request import (
 )
 from snapexport.serving.openai.errors import UNSUPPORTED, invalid
 from snapexport.serving.openai.refusals import Refusals
+from snapexport.serving.openai.tools import MOST_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
 
 COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` of a completion. A chat may use all positions that are left."""
@@ -36,11 +37,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     # Of other servers' own:
     "add_special_tokens": (False,),
     "allowed_token_ids": ([],),
@@ -49,7 +47,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
 }
@@ -124,20 +121,23 @@ CONTENT = {
 }
 """What content may be, as JSON Schema."""
 
-OF_TOOLS = frozenset(("audio", "function_call", "tool_call_id", "tool_calls"))
-"""Keys of messages without which a turn would mean something else."""
+OLDER = {"function_call": "tool_choice", "functions": "tools"}
+"""OpenAI's older names, and what to use."""
 
 
 class Message(BaseModel):
     """One turn of a chat.
 
-    Further keys, such as `name` and `reasoning_content`, go to the template as they are.
+    Further keys, such as `name` and `reasoning_content`, go to the template as they are. Content is
+    None only beside tool calls.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_joined), WithJsonSchema(CONTENT)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_joined), WithJsonSchema(CONTENT)]
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -146,10 +146,20 @@ class Message(BaseModel):
         if not isinstance(value, dict):
             return value
         given = {name: one for name, one in value.items() if one is not None and one != []}
-        if unsupported := sorted(given.keys() & OF_TOOLS):
-            what = f"{unsupported[0]} is not supported: leave it out"
-            raise PydanticCustomError(UNSUPPORTED, what)
+        if "audio" in given:
+            raise PydanticCustomError(UNSUPPORTED, "audio is not supported: leave it out")
+        if "function_call" in given or given.get("role") == "function":
+            what = "function calls of the older form are not supported"
+            raise PydanticCustomError(UNSUPPORTED, f"{what}: use tool_calls, and the role tool")
+        if given.get("tool_calls") and given.get("role") == "assistant":
+            given.setdefault("content", None)
         return given
+
+    @model_validator(mode="after")
+    def _check_calls(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls are the assistant's, not of the role {self.role}")
+        return self
 
 
 STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
@@ -236,6 +246,7 @@ class RequestBody(Strict):
         default_factory=list, max_length=MAX_STOPS
     )
     min_tokens: Whole = Field(0, ge=0)
+    skip_special_tokens: bool = True
     prompt_cache_key: str | None = Field(None, max_length=MAX_SESSION_CHARACTERS)
     """The session: parked rows of requests with another key are not used."""
 
@@ -271,12 +282,31 @@ class Conversation(Strict):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     """vLLM's: the answer goes on from the last message's text."""
+    tools: list[Tool] = Field(default_factory=list, max_length=MOST_TOOLS)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
     def _check_end(self) -> Self:
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError("continue_final_message needs add_generation_prompt: false")
         return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError("tools have two functions of one name")
+        if self.tool_choice == "required" and not names:
+            raise ValueError("tool_choice required needs tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError("tool_choice names a function that tools do not have")
+        return self
+
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """The tools that the model is shown: none if it must not call any."""
+        return [] if self.tool_choice == "none" else self.tools
 
     @property
     def template_options(self) -> dict[str, Any]:
@@ -357,7 +387,7 @@ def parse(kind: type[Body], raw: bytes) -> Body:
     given = {name: one for name, one in value.items() if one is not None and name not in ignored}
     for name in (given.keys() & NEUTRAL.keys()) - own:
         if given.pop(name) not in NEUTRAL[name]:
-            refusals.add_unsupported(name, NEUTRAL[name])
+            refusals.add_unsupported(name, NEUTRAL[name], OLDER.get(name, ""))
     try:
         body = kind.model_validate(given)
     except ValidationError as error:

@@ -31,10 +31,15 @@ class Refusals:
     def __bool__(self) -> bool:
         return bool(self._unsupported or self._values)
 
-    def add_unsupported(self, name: str, allowed: Sequence[Any] = ()) -> None:
-        """A field that is not supported, or only with the `allowed` values."""
+    def add_unsupported(self, name: str, allowed: Sequence[Any] = (), instead: str = "") -> None:
+        """A field that is not supported, or only with the `allowed` values.
+
+        instead: a field that is.
+        """
         self._unsupported.append(name)
-        if allowed:
+        if instead:
+            self._hint = f" and use {instead}"
+        elif allowed:
             self._hint = f" (or send {' or '.join(map(repr, allowed))})"
         else:
             close = get_close_matches(name[:64], self.known, 1, 0.8)

@@ -9,8 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from snapexport.runtime.chat.parsers.parser import Content, Reasoning
 from snapexport.runtime.requests.request import OutputDelta, TokenLogprobs
 from snapexport.serving.model import Model
+from snapexport.serving.openai.answers import (
+    Answer,
+    Part,
+    ToolCallPart,
+    calls_of,
+    content_of,
+    reasoning_of,
+)
 from snapexport.serving.openai.logprobs import CompletionLogprobs, chat_logprobs
 from snapexport.serving.openai.preprocess import Prepared
 from snapexport.serving.openai.protocol import RequestBody
@@ -60,6 +69,7 @@ class ResponseWriter(ABC):
         self._includes_usage, self._counts_on = body.includes_usage, body.counts_on
         self._echoes = prepared.echoes
         self._begun: set[int] = set()
+        self._reading, self._answers = prepared.reading, dict[int, Answer]()
 
     def whole(self, answers: Sequence[OutputDelta]) -> Object:
         """The object of an answer that is not streamed."""
@@ -88,6 +98,11 @@ class ResponseWriter(ABC):
             return []
         return [self._chunk([]) | {"usage": self._usage.as_json()}]
 
+    def _answer(self, index: int) -> Answer:
+        if index not in self._answers:
+            self._answers[index] = Answer(self._reading)
+        return self._answers[index]
+
     def _chunk(self, choices: Sequence[Object]) -> Object:
         return self._head | {"object": self.chunk_name, "choices": list(choices)}
 
@@ -109,26 +124,64 @@ class ChatWriter(ResponseWriter):
     chunk_name = "chat.completion.chunk"
 
     def _choice(self, index: int, answer: OutputDelta) -> Object:
+        read = self._answer(index)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": _message(read.parts(answer)),
             "logprobs": self._logprobs(answer.logprobs),
-            "finish_reason": answer.finish_reason,
+            "finish_reason": read.finish_reason(answer),
         }
 
     def _opening(self, index: int) -> list[Object]:
         return [_delta(index, {"role": "assistant", "content": ""})]
 
     def _parts(self, index: int, output: OutputDelta) -> list[Object]:
-        parts = []
-        if output.text or output.logprobs:
-            parts.append(_delta(index, {"content": output.text}, self._logprobs(output.logprobs)))
+        read = self._answer(index)
+        deltas = [delta for part in read.parts(output) for delta in _deltas(part)]
+        if output.logprobs and not deltas:
+            deltas = [{"content": ""}]
+        logprobs = self._logprobs(output.logprobs)
+        chunks = [
+            _delta(index, delta, None if place else logprobs) for place, delta in enumerate(deltas)
+        ]
         if output.finish_reason:
-            parts.append(_delta(index, {}, finish_reason=output.finish_reason))
-        return parts
+            chunks.append(_delta(index, {}, finish_reason=read.finish_reason(output)))
+        return chunks
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> Object | None:
         return chat_logprobs(tokens, self._text_of) if self._text_of else None
+
+
+def _message(parts: Sequence[Part]) -> Object:
+    """A whole message. Beside calls, no content is null."""
+    content, reasoning, calls = content_of(parts), reasoning_of(parts), calls_of(parts)
+    message: Object = {
+        "role": "assistant",
+        "content": content if content or not calls else None,
+        "refusal": None,
+    }
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": _function(call)} for call in calls
+        ]
+    return message
+
+
+def _function(call: ToolCallPart) -> Object:
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def _deltas(part: Part) -> list[Object]:
+    """The deltas of a part: of a call first the name, then the arguments."""
+    if isinstance(part, Content):
+        return [{"content": part.text}]
+    if isinstance(part, Reasoning):
+        return [{"reasoning_content": part.text}]
+    begun = {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": ""}}
+    rest = {"function": {"arguments": part.arguments}}
+    return [{"tool_calls": [{"index": part.index, **entry}]} for entry in (begun, rest)]
 
 
 def _delta(
