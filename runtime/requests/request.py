@@ -142,7 +142,8 @@ class Request:
     """A prompt that fits the executor's limits, and how to continue it. Made by `prompts.read`.
 
     continuation: tokens that follow the prompt. Decode takes them one by one, after the prompt was
-    compressed. params None: the request ends with them, and nothing is sampled.
+    compressed. params None: the request ends with them, and nothing is sampled. prompt_logprobs:
+    each of them has logprobs with so many likeliest tokens, in place of a score.
     hand_over: end after the first token, and keep the prompt's row for another executor. prefilled:
     a row that another executor handed over; nothing is prefilled here. session: of parked rows,
     those of the same session alone are used. grammar: of `params.structured_outputs`, compiled.
@@ -155,6 +156,7 @@ class Request:
     prefilled: Prefilled | None = None
     session: str = ""
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +185,12 @@ class TokenLogprobs:
 class OutputDelta:
     """The output that one step adds to one request. The last delta alone has a finish_reason.
 
-    A step that takes a token of the request's continuation gives its score, and no text or token.
-    logprobs: one for each token if the parameters want them. exception: the executor's, if it ended
-    the request with "error". row: the prompt's, of a request that hands it over; its batch slot is
-    kept until `LLM.release`. cached_tokens: of a first delta, the prompt's tokens that a parked row
-    held. drafted, accepted: tokens that were guessed for this step, and those
-    of them that were right.
+    A step that takes a token of the request's continuation gives its score or its logprobs, and no
+    text or token. logprobs: one for each token if the parameters want them. exception: the
+    executor's, if it ended the request with "error". row: the prompt's, of a request that hands it
+    over; its batch slot is kept until `LLM.release`. cached_tokens: of a first delta, the prompt's
+    tokens that a parked row held. drafted, accepted: tokens that were guessed for this step, and
+    those of them that were right.
     """
 
     request_id: int

@@ -114,7 +114,12 @@ def test_a_wrong_chat_is_refused_by_its_field(
         ({"best_of": 2}, "best_of", "not supported"),
         ({"suffix": "end"}, "suffix", "not supported"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
-        ({"logprobs": 1, "echo": True}, "echo", "not kept"),
+        ({"max_tokens": 0}, "max_tokens", "needs echo"),
+        (
+            {"max_tokens": 0, "echo": True, "logprobs": 1, "prompt": [5]},
+            "prompt",
+            "nothing to score",
+        ),
     ],
 )
 def test_a_wrong_completion_is_refused_by_its_field(

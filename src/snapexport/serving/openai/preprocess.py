@@ -35,14 +35,16 @@ class Prepared:
     """What the runtime runs for one body.
 
     requests: n for each prompt, in a row. prompt_tokens: of all prompts, each counted once.
-    echoes: the text before each answer, if the body has `echo`. Structured outputs in the
-    requests' parameters, the body's or others, are compiled afterwards. reading: of the answers'
-    text.
+    echoes: the text before each answer, if the body has `echo`. first_tokens: the prompt's first
+    token of each answer, if the prompt's tokens have log probabilities: it alone has none.
+    reading: of the answers' text. Structured outputs in the requests' parameters, the body's or
+    others, are compiled afterwards.
     """
 
     requests: Sequence[Request]
     prompt_tokens: int
     echoes: Sequence[str] = ()
+    first_tokens: Sequence[int] = ()
     reading: Reading = _PLAIN
 
     @property
@@ -126,10 +128,27 @@ def completion(model: Model, body: CompletionRequest) -> Prepared:
     if body.echo and model.tokenizer:
         decode = model.tokenizer.decode
         echoes = [text if isinstance(text, str) else decode(text) for text in body.prompt]
+    answers = _answers(model, body, prompts)
+    scored = [_scored(answer, body) for answer in answers] if body.scores_prompt else []
     return Prepared(
-        _answers(model, body, prompts),
+        scored or answers,
         sum(len(prompt.prompt_token_ids) for prompt in prompts),
         [text for text in echoes for _ in range(body.n)],
+        [answer.prompt_token_ids[0] for answer in scored],
+    )
+
+
+def _scored(request: Request, body: CompletionRequest) -> Request:
+    """All tokens of its prompt but the first go through decode, which tells their probabilities."""
+    first, *others = request.prompt_token_ids
+    if body.max_tokens == 0 and not others:
+        raise invalid("a prompt of one token has nothing to score", "prompt")
+    return replace(
+        request,
+        prompt_token_ids=(first,),
+        continuation=tuple(others),
+        prompt_logprobs=body.logprobs,
+        params=None if body.max_tokens == 0 else request.params,
     )
 
 

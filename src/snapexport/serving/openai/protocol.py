@@ -342,13 +342,18 @@ class CompletionRequest(RequestBody):
     echo: bool = False
     logprobs: Whole | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
+    max_tokens: Whole | None = Field(None, ge=0)
+
     @model_validator(mode="after")
-    def _check_echo(self) -> Self:
-        if self.echo and self.logprobs is not None:
-            raise ValueError(
-                "echo with logprobs is not supported: the prompt's log probabilities are not kept"
-            )
+    def _check_scoring(self) -> Self:
+        if self.max_tokens == 0 and not self.scores_prompt:
+            raise ValueError("max_tokens 0 needs echo: true and logprobs")
         return self
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's tokens have log probabilities too."""
+        return self.echo and self.logprobs is not None
 
     @property
     def top_logprobs_count(self) -> int | None:
