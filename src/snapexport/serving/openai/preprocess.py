@@ -21,6 +21,7 @@ from snapexport.serving.openai.protocol import (
     Conversation,
     RequestBody,
 )
+from snapexport.serving.openai.responses_body import ResponsesRequest
 from snapexport.serving.openai.tools import ToolChoice
 
 MOST_ANSWERS = 64
@@ -53,6 +54,11 @@ def chat(model: Model, body: ChatRequest) -> Prepared:
     requests = _answers(model, body, [request])
     ended = [replace(one, params=_ended(model, body, one.params)) for one in requests if one.params]
     return Prepared(ended, len(request.prompt_token_ids), reading=_reading(model, body, text))
+
+
+def response(model: Model, body: ResponsesRequest) -> Prepared:
+    """The request of /v1/responses, as a chat's. Raises ApiError."""
+    return chat(model, body.as_chat())
 
 
 def _ended(model: Model, body: ChatRequest, params: SamplingParams) -> SamplingParams:

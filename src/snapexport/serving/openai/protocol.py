@@ -376,6 +376,11 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise invalid(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
+    return checked(kind, value)
+
+
+def checked(kind: type[Body], value: Mapping[str, Any]) -> Body:
+    """A body of these fields. Raises ApiError, which names what is wrong."""
     own = kind.model_fields.keys()
     refusals = Refusals(own)
     ignored = IGNORED - own
