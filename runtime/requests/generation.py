@@ -52,6 +52,7 @@ class Generation:
         self._continuation = deque(request.continuation)
         self.prefilled_elsewhere, self.hands_over = request.prefilled, request.hand_over
         self._samples = request.params is not None
+        self._prompt_logprobs = request.prompt_logprobs
         self._params = request.params or SamplingParams()
         self.temperature = graph_temperature(self._params)
         self._limits, self._compress_every = limits, compress_every
@@ -120,6 +121,8 @@ class Generation:
         if self._continuation:
             return self._follow(prediction)
         changed = processed(prediction, self._processors)
+        if changed is not prediction and not can_sample(changed):
+            return OutputDelta(self.request_id, self._text.finish(), (), "error")
         token = sample(changed, self._params, self._rng)
         return self._add(token, self._logprobs(prediction, token))
 
@@ -151,14 +154,20 @@ class Generation:
         self._take(self._continuation.popleft())
         self._known += 1
         ends = not self._continuation and not self._samples
-        scored = score(prediction.logits, self.last_token)
-        return OutputDelta(self.request_id, "", (), "length" if ends else None, scored)
+        reason: FinishReason | None = "length" if ends else None
+        if self._prompt_logprobs is None:
+            scored = score(prediction.logits, self.last_token)
+            return OutputDelta(self.request_id, "", (), reason, scored)
+        found = logprobs(prediction.logits, self.last_token, self._prompt_logprobs)
+        return OutputDelta(self.request_id, "", (), reason, logprobs=(found,))
 
     def _end(self, token: int) -> tuple[str, FinishReason | None]:
         """The text that a token adds, and the finish reason if the token is the last."""
         if token in self._end_tokens:
             return self._text.finish(), "stop"
         text = self._text.push(token, may_stop=self._count > self._params.min_tokens)
+        if any(processor.is_complete for processor in self._processors):
+            return text + self._text.finish(), "stop"
         if self._is_full and not self._text.stopped:
             text += self._text.finish()
             return text, "stop" if self._text.stopped else "length"

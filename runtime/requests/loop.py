@@ -284,7 +284,7 @@ class Loop:
             row = parking.park(work.slot, piece)
             if self._compress_every:
                 live.row = row
-            if self._parked:
+            if self._parked and len(tokens) > 1:  # one token is of no use to others
                 self._parked.keep(ParkedRow(tokens, row, live.session))
         return prediction
 

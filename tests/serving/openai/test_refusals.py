@@ -39,7 +39,6 @@ def complete(client: openai.OpenAI, **options: Any) -> None:
         ({"extra_body": {"min_tokens": 3}}, "min_tokens", "from 0 to max_tokens, 2"),
         ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty", "greater than 0"),
         ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids.0", "greater than or equal"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"extra_body": {"min_p": 1.1}}, "min_p", "less than or equal to 1"),
         ({"extra_body": {"temprature": 1}}, "temprature", "not supp.*did you mean temperature"),
         (
@@ -115,7 +114,12 @@ def test_a_wrong_chat_is_refused_by_its_field(
         ({"best_of": 2}, "best_of", "not supported"),
         ({"suffix": "end"}, "suffix", "not supported"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
-        ({"logprobs": 1, "echo": True}, "echo", "not kept"),
+        ({"max_tokens": 0}, "max_tokens", "needs echo"),
+        (
+            {"max_tokens": 0, "echo": True, "logprobs": 1, "prompt": [5]},
+            "prompt",
+            "nothing to score",
+        ),
     ],
 )
 def test_a_wrong_completion_is_refused_by_its_field(

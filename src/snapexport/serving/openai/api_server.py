@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import snapexport
-from snapexport.runtime.chat.template_process import PROCESSES
+from snapexport.runtime.confined import PROCESSES
 from snapexport.serving.model import Model
 from snapexport.serving.openai import preprocess
 from snapexport.serving.openai.access import Access
@@ -106,6 +106,8 @@ class Api:
     access: Access = field(default_factory=Access)
     gate: Gate = field(default_factory=Gate)
     bodies: BodyReader = field(default_factory=BodyReader)
+    compilers: Turns = field(default_factory=lambda: Turns(PROCESSES, MOST_READ))
+    """Of grammars: one that takes long delays no request without."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def app(self) -> ASGIApp:
@@ -138,6 +140,8 @@ class Api:
         await require_client(request)
         self._require(body.model)
         prepared = await readers.run(endpoint.prepare, self.model, body)
+        if prepared.has_forms:
+            prepared = await self.compilers.run(preprocess.compiled, self.model, prepared)
         await require_client(request)
         writer = endpoint.writer(self.model, body, prepared)
         opened = [self.model.streams.open(each) for each in prepared.requests]

@@ -38,15 +38,21 @@ def _entry(text: str, logprob: float) -> dict[str, Any]:
 class CompletionLogprobs:
     """Writes `logprobs` of a completion's choice, part by part.
 
-    offset: characters of the tokens so far, from the beginning of the answer.
+    first: a token before all others, which has no probability. offset: characters of the tokens so
+    far, from the beginning of the choice's text.
     """
 
     text_of: TokenText
+    first: int | None = None
     offset: int = 0
 
     def write(self, tokens: Iterable[TokenLogprobs]) -> dict[str, Any]:
         """The four columns for the next tokens."""
-        rows = []
+        rows: list[tuple[str, float | None, dict[str, float] | None, int]] = []
+        if self.first is not None:
+            rows.append((self.text_of(self.first), None, None, self.offset))
+            self.offset += len(rows[0][0])
+            self.first = None
         for token in tokens:
             text, logprob = self.text_of(token.token_id), max(token.logprob, LEAST)
             top = {self.text_of(other): max(value, LEAST) for other, value in token.top}

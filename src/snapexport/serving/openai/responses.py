@@ -181,6 +181,7 @@ class CompletionWriter(ResponseWriter):
     def __init__(self, model: Model, body: RequestBody, prepared: Prepared) -> None:
         super().__init__(model, body, prepared)
         self._logprob_writers: dict[int, CompletionLogprobs] = {}
+        self._first_tokens = prepared.first_tokens
 
     def _choice(self, index: int, answer: OutputDelta) -> Object:
         logprobs = self._logprobs(index, answer.logprobs)
@@ -202,7 +203,8 @@ class CompletionWriter(ResponseWriter):
     def _logprobs(self, index: int, tokens: Sequence[TokenLogprobs]) -> Object | None:
         if self._text_of is None:
             return None
-        fresh = CompletionLogprobs(self._text_of)
+        first = self._first_tokens[index] if self._first_tokens else None
+        fresh = CompletionLogprobs(self._text_of, first)
         return self._logprob_writers.setdefault(index, fresh).write(tokens)
 
 

@@ -10,7 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from snapexport.serving.openai.errors import UNSUPPORTED, invalid
-from snapexport.serving.openai.protocol import ChatRequest, Strict, Whole, checked
+from snapexport.serving.openai.protocol import ChatRequest, Whole, checked
+from snapexport.serving.openai.strict import Strict
 
 TEXT_PARTS = {
     "input_text": "text",
