@@ -16,6 +16,7 @@ from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from snapexport.serving.model import Model
 from snapexport.serving.openai.answers import Reading
 from snapexport.serving.openai.errors import UNSUPPORTED, client_errors, invalid
+from snapexport.serving.openai.messages_body import MessagesRequest
 from snapexport.serving.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -73,8 +74,8 @@ def chat(model: Model, body: ChatRequest) -> Prepared:
     )
 
 
-def response(model: Model, body: ResponsesRequest) -> Prepared:
-    """The request of /v1/responses, as a chat's. Raises ApiError."""
+def in_other_words(model: Model, body: ResponsesRequest | MessagesRequest) -> Prepared:
+    """The request of a body that stands for a chat's. Raises ApiError."""
     return chat(model, body.as_chat())
 
 
