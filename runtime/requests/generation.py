@@ -129,6 +129,8 @@ class Generation:
         if self._continuation:
             return self._follow(prediction)
         changed = processed(prediction, self._processors)
+        if changed is not prediction and not can_sample(changed):
+            return OutputDelta(self.request_id, self._text.finish(), (), "error")
         token = sample(changed, self._params, self._rng)
         return self._add(token, self._logprobs(prediction, token))
 
@@ -172,6 +174,8 @@ class Generation:
         if token in self._end_tokens:
             return self._text.finish(), "stop"
         text = self._text.push(token, may_stop=self._count > self._params.min_tokens)
+        if any(processor.is_complete for processor in self._processors):
+            return text + self._text.finish(), "stop"
         if self._is_full and not self._text.stopped:
             text += self._text.finish()
             return text, "stop" if self._text.stopped else "length"

@@ -21,6 +21,7 @@ from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.requests import prompts as prompts_module
 from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.drafters.table import DRAFTERS, MakeDrafter
+from snapexport.runtime.requests.grammars.grammars import Grammars
 from snapexport.runtime.requests.loop import Loop
 from snapexport.runtime.requests.parked_rows import ParkedRows
 from snapexport.runtime.requests.prompts import Continuations, Params, Prompt, load_tokenizer
@@ -88,6 +89,7 @@ class LLM:
             parked,
             config.compress_every,
         )
+        self._grammars = Grammars(tokenizer, executor.limits.vocab_size)
         self._boxes: dict[int, deque[OutputDelta]] = {}
         self._outbox: deque[OutputDelta] = deque()
 
@@ -181,6 +183,15 @@ class LLM:
         (request,) = self._of_session(session, self._read([prompt], params))
         return request
 
+    def constrained(self, request: Request) -> Request:
+        """The request with the grammar of its structured outputs, for a caller who changed them.
+
+        Compiling may take seconds. Any thread may call it. Raises UserError.
+        """
+        outputs = request.params and request.params.structured_outputs
+        grammar = self._grammars.compile(outputs) if outputs else None
+        return replace(request, grammar=grammar) if grammar else request
+
     def submit(self, prompt: Prompt | Request, params: SamplingParams | None = None) -> int:
         """Queue one prompt for `step`; return the id that its deltas carry."""
         request = prompt if isinstance(prompt, Request) else self.read(prompt, params)
@@ -257,7 +268,8 @@ class LLM:
         continuations: Continuations = None,
     ) -> list[Request]:
         limits = self.executor.limits
-        return prompts_module.read(prompts, params, self.tokenizer, limits, continuations)
+        requests = prompts_module.read(prompts, params, self.tokenizer, limits, continuations)
+        return [self.constrained(request) for request in requests]
 
     def _of_session(self, session: str, requests: Sequence[Request]) -> list[Request]:
         if session and not self._loop.parks:

@@ -12,6 +12,8 @@ from typing import Literal
 
 from snapexport.errors import UserError
 from snapexport.runtime.engine.rows import Row
+from snapexport.runtime.requests.grammars.grammar import Grammar
+from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 """stop: an end-of-sequence token, a stop token or a stop string. length: max_tokens or the build's
@@ -46,7 +48,9 @@ class SamplingParams:
     answer has, once and for each time. repetition_penalty divides the positive logits of tokens
     that the prompt or the answer has, and multiplies the negative ones. min_p leaves out tokens of
     less than that share of the likeliest one's probability. logit_bias is added, by token. Nothing
-    ends the answer before min_tokens. skip_special_tokens: leave them out of the text.
+    ends the answer before min_tokens. structured_outputs prescribes the answer's form: it ends with
+    "stop" when nothing may follow, and may end by an end token where it is complete.
+    skip_special_tokens: leave them out of the text.
     """
 
     max_tokens: int = 256
@@ -64,6 +68,7 @@ class SamplingParams:
     min_p: float = 0.0
     logit_bias: Mapping[int, float] | None = None
     min_tokens: int = 0
+    structured_outputs: StructuredOutputs | None = None
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -99,6 +104,9 @@ class SamplingParams:
             _whole(self.min_tokens, 0, self.max_tokens),
             f"a whole number from 0 to max_tokens, {self.max_tokens}",
         )
+        form = self.structured_outputs
+        fits = form is None or isinstance(form, StructuredOutputs)
+        self._require("structured_outputs", fits, "a StructuredOutputs, or None")
         if self.logit_bias is not None:
             bias = _bias(self.logit_bias)
             self._require("logit_bias", bias is not None, "a number for each of its token ids")
@@ -139,7 +147,7 @@ class Request:
     the prompt after which its row is parked, where rows are; 0: at its end.
     hand_over: end after the first token, and keep the prompt's row for another executor. prefilled:
     a row that another executor handed over; nothing is prefilled here. session: of parked rows,
-    those of the same session alone are used.
+    those of the same session alone are used. grammar: of `params.structured_outputs`, compiled.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -148,6 +156,7 @@ class Request:
     hand_over: bool = False
     prefilled: Prefilled | None = None
     session: str = ""
+    grammar: Grammar | None = None
     prompt_logprobs: int | None = None
     park_at: int = 0
 

@@ -7,6 +7,9 @@ import numpy as np
 from snapexport.runtime.engine.predictions import Logits
 from snapexport.runtime.requests.processors.processor import Answer, LogitProcessor
 
+_NEVER = -1e30
+"""Not -inf: where a grammar allows no other token, the answer may end."""
+
 
 class LeastTokens(LogitProcessor):
     """Bans the tokens that end the answer, until it is long enough."""
@@ -23,7 +26,7 @@ class LeastTokens(LogitProcessor):
 
     def apply(self, logits: Logits) -> None:
         if self._missing > 0:
-            logits[self._banned[self._banned < len(logits)]] = -np.inf
+            logits[self._banned[self._banned < len(logits)]] = _NEVER
 
     def took(self, token: int) -> None:
         self._missing -= 1

@@ -29,6 +29,11 @@ class LogitProcessor:
     def took(self, token: int) -> None:
         """A token was added to the answer."""
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer ends with the token that was added last."""
+        return False
+
 
 def processed(prediction: Prediction, processors: Sequence[LogitProcessor]) -> Prediction:
     """The prediction as the processors change it. Without any it is the same, and costs nothing."""

@@ -39,7 +39,6 @@ def complete(client: openai.OpenAI, **options: Any) -> None:
         ({"extra_body": {"min_tokens": 3}}, "min_tokens", "from 0 to max_tokens, 2"),
         ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty", "greater than 0"),
         ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids.0", "greater than or equal"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"extra_body": {"min_p": 1.1}}, "min_p", "less than or equal to 1"),
         ({"extra_body": {"temprature": 1}}, "temprature", "not supp.*did you mean temperature"),
         (

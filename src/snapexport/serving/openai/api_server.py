@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import snapexport
-from snapexport.runtime.chat.template_process import PROCESSES
+from snapexport.runtime.confined import PROCESSES
 from snapexport.serving.model import Model
 from snapexport.serving.openai import preprocess
 from snapexport.serving.openai.access import Access
@@ -29,8 +29,10 @@ from snapexport.serving.openai.health import Health
 from snapexport.serving.openai.middleware import HANDLERS, Gate, gated
 from snapexport.serving.openai.openapi import document
 from snapexport.serving.openai.preprocess import Prepared
-from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest, RequestBody
-from snapexport.serving.openai.responses import ChatWriter, CompletionWriter, ResponseWriter
+from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest
+from snapexport.serving.openai.responses import ChatWriter, CompletionWriter
+from snapexport.serving.openai.responses_body import ResponsesRequest
+from snapexport.serving.openai.responses_writer import ResponsesWriter
 from snapexport.serving.openai.streaming import (
     EventStream,
     begun,
@@ -47,6 +49,7 @@ from snapexport.serving.openai.tokenization import (
     tokenize,
 )
 from snapexport.serving.openai.turns import Turns
+from snapexport.serving.openai.writer import Writer
 
 MOST_READ = 128
 """Requests of a route whose prompts are rendered and tokenized, or wait for it."""
@@ -57,15 +60,16 @@ class Endpoint:
     """A route that generates. prepare: runs in one of `readers` threads of the route's own."""
 
     path: str
-    body: type[RequestBody]
+    body: type[Any]
     prepare: Callable[[Model, Any], Prepared]
-    writer: type[ResponseWriter]
+    writer: Callable[[Model, Any, Prepared], Writer]
     readers: int = 2  # a tokenizer uses all cores by itself
 
 
 ENDPOINTS = (
     Endpoint("/v1/chat/completions", ChatRequest, preprocess.chat, ChatWriter, PROCESSES),
     Endpoint("/v1/completions", CompletionRequest, preprocess.completion, CompletionWriter),
+    Endpoint("/v1/responses", ResponsesRequest, preprocess.response, ResponsesWriter, PROCESSES),
 )
 
 
@@ -102,6 +106,8 @@ class Api:
     access: Access = field(default_factory=Access)
     gate: Gate = field(default_factory=Gate)
     bodies: BodyReader = field(default_factory=BodyReader)
+    compilers: Turns = field(default_factory=lambda: Turns(PROCESSES, MOST_READ))
+    """Of grammars: one that takes long delays no request without."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def app(self) -> ASGIApp:
@@ -134,6 +140,8 @@ class Api:
         await require_client(request)
         self._require(body.model)
         prepared = await readers.run(endpoint.prepare, self.model, body)
+        if prepared.has_forms:
+            prepared = await self.compilers.run(preprocess.compiled, self.model, prepared)
         await require_client(request)
         writer = endpoint.writer(self.model, body, prepared)
         opened = [self.model.streams.open(each) for each in prepared.requests]

@@ -34,6 +34,7 @@ GENERATION: Mapping[FailureCode, tuple[int, str, str | None]] = {
     "cancelled": (503, SERVER, "cancelled"),
     "deadline": (504, SERVER, "timeout"),
     "internal": (500, SERVER, None),
+    "invalid": (400, INVALID, None),
 }
 """Status, type and code of each failure."""
 

@@ -12,6 +12,7 @@ from snapexport.runtime.chat.chat_prompts import ChatPrompts, ending, require_fr
 from snapexport.runtime.chat.parsers.tool_parser import call_id
 from snapexport.runtime.requests.prompts import require_usable
 from snapexport.runtime.requests.request import Request, SamplingParams
+from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from snapexport.serving.model import Model
 from snapexport.serving.openai.answers import Reading
 from snapexport.serving.openai.errors import UNSUPPORTED, client_errors, invalid
@@ -21,7 +22,8 @@ from snapexport.serving.openai.protocol import (
     Conversation,
     RequestBody,
 )
-from snapexport.serving.openai.tools import ToolChoice
+from snapexport.serving.openai.responses_body import ResponsesRequest
+from snapexport.serving.openai.tools import schemas
 
 MOST_ANSWERS = 64
 """Most answers of one body: prompts times n."""
@@ -37,7 +39,8 @@ class Prepared:
     requests: n for each prompt, in a row. prompt_tokens: of all prompts, each counted once.
     echoes: the text before each answer, if the body has `echo`. first_tokens: the prompt's first
     token of each answer, if the prompt's tokens have log probabilities: it alone has none.
-    reading: of the answers' text.
+    reading: of the answers' text. form_field: what the structured outputs in the requests'
+    parameters come from, which are compiled afterwards.
     """
 
     requests: Sequence[Request]
@@ -45,6 +48,11 @@ class Prepared:
     echoes: Sequence[str] = ()
     first_tokens: Sequence[int] = ()
     reading: Reading = _PLAIN
+    form_field: str = ""
+
+    @property
+    def has_forms(self) -> bool:
+        return any(one.params and one.params.structured_outputs for one in self.requests)
 
 
 def chat(model: Model, body: ChatRequest) -> Prepared:
@@ -56,7 +64,17 @@ def chat(model: Model, body: ChatRequest) -> Prepared:
         request = replace(request, park_at=_park_at(model, body, request))
     requests = _answers(model, body, [request])
     ended = [replace(one, params=_ended(model, body, one.params)) for one in requests if one.params]
-    return Prepared(ended, len(request.prompt_token_ids), reading=_reading(model, body, text))
+    return Prepared(
+        ended,
+        len(request.prompt_token_ids),
+        reading=_reading(model, body, text),
+        form_field=body.form_field or "tools",
+    )
+
+
+def response(model: Model, body: ResponsesRequest) -> Prepared:
+    """The request of /v1/responses, as a chat's. Raises ApiError."""
+    return chat(model, body.as_chat())
 
 
 def _park_at(model: Model, body: Conversation, request: Request) -> int:
@@ -72,14 +90,30 @@ def _ended(model: Model, body: ChatRequest, params: SamplingParams) -> SamplingP
     """The parameters with the template's end token, and with the tokens that a parser reads."""
     if model.output_format.needs(model.special_texts, bool(body.usable_tools)):
         params = replace(params, skip_special_tokens=False)
+    if body.forced_tools:
+        params = replace(params, structured_outputs=_one_call(model, body))
     return chats(model).ending(params)
 
 
-def _reading(model: Model, body: Conversation, prompt: str) -> Reading:
+def _one_call(model: Model, body: ChatRequest) -> StructuredOutputs:
+    """The form of an answer that is a tool call. Raises ApiError."""
+    if body.form_field:
+        message = f"{body.form_field} and a tool_choice that forces a call prescribe two forms"
+        raise invalid(message, "tool_choice")
+    tools = body.forced_tools
+    strict = [tool.function.name for tool in tools if tool.function.strict]
+    with client_errors("tools"):
+        return StructuredOutputs(grammar=model.output_format.grammar(schemas(tools), strict))
+
+
+def _reading(model: Model, body: ChatRequest, prompt: str) -> Reading:
     """How the answers to a prompt are read."""
-    known = model.output_format
-    tools = {tool.function.name: tool.function.parameters or {} for tool in body.usable_tools}
+    known, tools = model.output_format, schemas(body.usable_tools)
     parser = partial(known.parser, tools, prompt)
+    if body.forced_tools:
+        parser = partial(known.forced_parser, tools)
+    elif body.form_field:  # the answer has its form from its first token on, without reasoning
+        parser = partial(known.parser, tools, "")
     new_id = known.tools.new_id if known.tools else call_id
     return Reading(parser, new_id, body.parallel_tool_calls)
 
@@ -92,19 +126,16 @@ def rendered(model: Model, body: Conversation) -> str:
     end = ending(body.add_generation_prompt, body.continue_final_message)
     tools = [tool.as_json() for tool in body.usable_tools]
     if tools:
-        _require_tools(model, body.tool_choice)
+        _require_tools(model, bool(body.forced_tools))
     with client_errors("messages"):
         return chats(model).text(messages, body.template_options, end, tools or None)
 
 
-def _require_tools(model: Model, choice: ToolChoice) -> None:
+def _require_tools(model: Model, is_forced: bool) -> None:
     """Raise ApiError if the template shows no tools, or nobody knows how it writes calls."""
     with client_errors("tools"):
         chats(model).require_tools()
-    if choice != "auto":
-        message = "a tool_choice that forces a call is not supported: send 'auto' or 'none'"
-        raise invalid(message, "tool_choice", UNSUPPORTED)
-    if model.output_format.is_unknown:
+    if model.output_format.is_unknown and not is_forced:
         raise invalid(
             "no parser knows the tool calls of this chat template: start the server with "
             "--tool-parser NAME, or with none to get them as text",
@@ -140,6 +171,7 @@ def completion(model: Model, body: CompletionRequest) -> Prepared:
         sum(len(prompt.prompt_token_ids) for prompt in prompts),
         [text for text in echoes for _ in range(body.n)],
         [answer.prompt_token_ids[0] for answer in scored],
+        form_field=body.form_field,
     )
 
 
@@ -155,6 +187,16 @@ def _scored(request: Request, body: CompletionRequest) -> Request:
         prompt_logprobs=body.logprobs,
         params=None if body.max_tokens == 0 else request.params,
     )
+
+
+def compiled(model: Model, prepared: Prepared) -> Prepared:
+    """The same requests with the grammars of their structured outputs, from whatever field.
+
+    It may take seconds, in a thread. Raises ApiError.
+    """
+    with client_errors(prepared.form_field):
+        requests = [model.llm.constrained(request) for request in prepared.requests]
+    return replace(prepared, requests=requests)
 
 
 def _require_room(model: Model, body: RequestBody, prompts: int) -> None:
@@ -202,6 +244,8 @@ def _params(model: Model, body: RequestBody, prompt_length: int, index: int) -> 
             min_tokens=body.min_tokens,
             skip_special_tokens=body.skip_special_tokens,
         )
+    with client_errors(body.form_field):
+        params = replace(params, structured_outputs=body.form())
     with client_errors("logit_bias"):
         require_usable(params, model.tokenizer, model.limits)
     return params

@@ -6,9 +6,11 @@ from pydantic import Field, model_validator
 
 from snapexport.runtime.requests.prompts import encode, require_readable
 from snapexport.serving.model import Model
+from snapexport.serving.openai.chat_messages import Message
 from snapexport.serving.openai.errors import client_errors, invalid
 from snapexport.serving.openai.preprocess import rendered
-from snapexport.serving.openai.protocol import Conversation, Message, Strict
+from snapexport.serving.openai.protocol import Conversation
+from snapexport.serving.openai.strict import Strict
 
 MOST_TOKENS = 1 << 20
 
