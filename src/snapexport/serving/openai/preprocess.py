@@ -62,6 +62,7 @@ def chat(model: Model, body: ChatRequest) -> Prepared:
     text = rendered(model, body)
     with client_errors("messages"):
         request = model.read(model.encode(text))
+        request = replace(request, park_at=_park_at(model, body, request))
     requests = _answers(model, body, [request])
     has_form = any(one.params and one.params.structured_outputs for one in requests)
     ended = [replace(one, params=_ended(model, body, one.params)) for one in requests if one.params]
@@ -77,6 +78,15 @@ def chat(model: Model, body: ChatRequest) -> Prepared:
 def in_other_words(model: Model, body: ResponsesRequest | MessagesRequest) -> Prepared:
     """The request of a body that stands for a chat's. Raises ApiError."""
     return chat(model, body.as_chat())
+
+
+def _park_at(model: Model, body: Conversation, request: Request) -> int:
+    """Where the prompt's row is parked, for the next turn."""
+    if not model.llm.parks or not body.add_generation_prompt:
+        return 0
+    messages = [turn.model_dump(exclude_none=True) for turn in body.messages]
+    tools = [tool.as_json() for tool in body.usable_tools] or None
+    return chats(model).park_at(request.prompt_token_ids, messages, body.template_options, tools)
 
 
 def _ended(model: Model, body: ChatRequest, params: SamplingParams) -> SamplingParams:
