@@ -4,9 +4,10 @@ A chat's special tokens come from the template; the tokenizer adds none. `LLM.ch
 share it. Knows no executor.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from snapexport.errors import UserError, needs_extra
 from snapexport.runtime.chat import template_files
 from snapexport.runtime.chat.end_token import Template, end_token
 from snapexport.runtime.chat.history import called, with_arguments, with_reasoning
+from snapexport.runtime.chat.parking_point import common_length, is_before_generation_prompt
 from snapexport.runtime.requests.prompts import encode
 from snapexport.runtime.requests.request import SamplingParams
 
@@ -67,6 +69,30 @@ class ChatPrompts:
         self._require_tools(messages, tools)
         known = [self._known(turn) for turn in messages]
         return self.template.render(known, end == "answer", options, end == "message", tools)
+
+    def park_at(
+        self,
+        token_ids: Sequence[int],
+        messages: Conversation,
+        options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
+        """Tokens of a prompt with which the next turn's begins; 0: with all of it, or with none."""
+        if not self._parks_before(json.dumps(options or {}, sort_keys=True, default=repr)):
+            return 0
+        text = self.text(messages, options, "message", tools)
+        length = common_length(token_ids, encode(text, self.tokenizer, False))
+        return length if length < len(token_ids) else 0
+
+    @cached_property
+    def _parks_before(self) -> Callable[[str], bool]:
+        """Whether rows are parked before the generation prompt, by options as JSON."""
+
+        @lru_cache(maxsize=64)
+        def parks_before(options: str) -> bool:
+            return is_before_generation_prompt(self.template, json.loads(options))
+
+        return parks_before
 
     def ending(self, params: SamplingParams) -> SamplingParams:
         """The same parameters, which end the answer at the template's end token too."""

@@ -59,6 +59,9 @@ class Generation:
         self._end_tokens = frozenset(self._params.stop_token_ids)
         if not self._params.ignore_eos:
             self._end_tokens |= limits.eos_token_id
+        self.park_at = request.park_at
+        self.cached_tokens = 0
+        """Tokens of the prompt that a parked row held."""
         self.prefilled = 0
         """Tokens of the prompt that are prefilled."""
         self.begins_with: Row | None = None
@@ -92,6 +95,11 @@ class Generation:
         """Begin to compress all tokens so far, from the latest row on."""
         self.begins_with, self.row = self.row, None
         self.cached_token_ids = (*self.prompt_token_ids, *self._following)
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether its caches are compressed from the prompt's beginning first, to be parked."""
+        return len(self.cached_token_ids) < len(self.prompt_token_ids)
 
     def tokens_from(self, start: int) -> Sequence[int]:
         """Its tokens from that one on, none of the prompt's among them."""

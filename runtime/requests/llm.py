@@ -171,7 +171,10 @@ class LLM:
         chat = self._chat_prompts
         token_ids = chat.token_ids(messages, chat_template_kwargs)
         ending = chat.ending(params or SamplingParams())
-        return self.read(token_ids, ending, session=session)
+        request = self.read(token_ids, ending, session=session)
+        if not self.parks:
+            return request
+        return replace(request, park_at=chat.park_at(token_ids, messages, chat_template_kwargs))
 
     def read(
         self, prompt: Prompt, params: SamplingParams | None = None, *, session: str = ""
@@ -233,6 +236,11 @@ class LLM:
     def busy(self) -> bool:
         """Whether a step would do anything, or has deltas to return."""
         return self._loop.busy or bool(self._outbox)
+
+    @property
+    def parks(self) -> bool:
+        """Whether rows of prompts are kept for later prompts."""
+        return self._loop.parks
 
     @property
     def waiting(self) -> frozenset[int]:

@@ -143,7 +143,8 @@ class Request:
 
     continuation: tokens that follow the prompt. Decode takes them one by one, after the prompt was
     compressed. params None: the request ends with them, and nothing is sampled. prompt_logprobs:
-    each of them has logprobs with so many likeliest tokens, in place of a score.
+    each of them has logprobs with so many likeliest tokens, in place of a score. park_at: tokens of
+    the prompt after which its row is parked, where rows are; 0: at its end.
     hand_over: end after the first token, and keep the prompt's row for another executor. prefilled:
     a row that another executor handed over; nothing is prefilled here. session: of parked rows,
     those of the same session alone are used. grammar: of `params.structured_outputs`, compiled.
@@ -157,6 +158,7 @@ class Request:
     session: str = ""
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
+    park_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)

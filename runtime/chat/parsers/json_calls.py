@@ -66,6 +66,8 @@ GRANITE = ToolSyntax(
     _after(r"<\|?tool_call\|?>\s*(?=[\[{])"),
     closers=("</tool_call>", "<|end_of_text|>"),
 )
+BARE = ToolSyntax((), _after(r"\s*(?=\{)"), bare="{")
+"""A call and nothing else, as a grammar forces it."""
 LLAMA3 = ToolSyntax(
     ("<|python_tag|>",),
     _of_these_tools(r"(?:<\|python_tag\|>)?\s*(?=\{)"),

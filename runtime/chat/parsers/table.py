@@ -1,6 +1,6 @@
 """The formats of models' outputs, a row for each, and the choice by a chat template's text."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -13,6 +13,7 @@ from snapexport.runtime.chat.parsers import (
     thinking,
     xml_calls,
 )
+from snapexport.runtime.chat.parsers.forced import Wrap, call_grammar
 from snapexport.runtime.chat.parsers.harmony import MARKS, Harmony
 from snapexport.runtime.chat.parsers.parser import Chained, OutputParser, Plain, Tools
 from snapexport.runtime.chat.parsers.thinking import ThinkParser, ThinkSyntax
@@ -31,7 +32,7 @@ class ToolFormat:
     """How a family writes tool calls.
 
     marks: texts of which its chat templates have one. texts: the parser needs, which may be special
-    tokens.
+    tokens. wrap: of a call that is forced; None: a call is forced as a bare JSON object.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ToolFormat:
     texts: Sequence[str]
     make: Callable[[Tools], OutputParser]
     new_id: Callable[[], str] = call_id
+    wrap: Wrap | None = None
 
 
 @dataclass(frozen=True)
@@ -52,27 +54,48 @@ class ReasoningFormat:
 
 
 def _tools(
-    name: str, syntax: ToolSyntax, *marks: str, new_id: Callable[[], str] = call_id
+    name: str,
+    syntax: ToolSyntax,
+    *marks: str,
+    new_id: Callable[[], str] = call_id,
+    wrap: Wrap | None = None,
 ) -> ToolFormat:
     texts = (*syntax.starts, *syntax.closers, *syntax.within)
-    return ToolFormat(name, marks, texts, partial(ToolParser, syntax), new_id)
+    return ToolFormat(name, marks, texts, partial(ToolParser, syntax), new_id, wrap)
 
 
 def _thinks(name: str, syntax: ThinkSyntax, *marks: str) -> ReasoningFormat:
     return ReasoningFormat(name, marks, (syntax.opens, syntax.closes), partial(ThinkParser, syntax))
 
 
+_TAGGED = Wrap('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
+_PARAMETERS = Wrap('{"name": "', '", "parameters": ')
+_LISTED = Wrap('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]")
+_MARKED = Wrap(
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    "\n```json\n",
+    "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+)
+
 TOOL_FORMATS = (
     ToolFormat(HARMONY, ("<|channel|>",), MARKS, Harmony),
-    _tools("deepseek_v3", json_calls.DEEPSEEK, "<｜tool▁call▁begin｜>", "<｜tool▁calls▁begin｜>"),
-    _tools("mistral", json_calls.MISTRAL, "[TOOL_CALLS]", new_id=short_call_id),
+    _tools(
+        "deepseek_v3",
+        json_calls.DEEPSEEK,
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁calls▁begin｜>",
+        wrap=_MARKED,
+    ),
+    _tools("mistral", json_calls.MISTRAL, "[TOOL_CALLS]", new_id=short_call_id, wrap=_LISTED),
     _tools("functiongemma", gemma_calls.FUNCTION_GEMMA, "<start_function_call>"),
     _tools("gemma4", gemma_calls.GEMMA4, "<|tool_call>"),
     _tools("granite", json_calls.GRANITE, "<|tool_call|>"),
     _tools("qwen3_coder", xml_calls.QWEN3_CODER, "<function="),
-    _tools("hermes", json_calls.HERMES, "<tool_call>"),
+    _tools("hermes", json_calls.HERMES, "<tool_call>", wrap=_TAGGED),
     _tools("pythonic", python_calls.PYTHONIC, python_calls.START),
-    _tools("llama3_json", json_calls.LLAMA3, "<|python_tag|>", "Environment: ipython"),
+    _tools(
+        "llama3_json", json_calls.LLAMA3, "<|python_tag|>", "Environment: ipython", wrap=_PARAMETERS
+    ),
 )
 """The first whose mark a template has is chosen. Names are vLLM's where it has the format."""
 
@@ -110,6 +133,17 @@ class OutputFormat:
         rows = (self.tools if with_tools else None, self.reasoning)
         texts = [text for row in rows if row for text in row.texts]
         return any(token in text for token in special for text in texts)
+
+    def grammar(self, tools: Tools, strict: Collection[str], added: Mapping[str, int]) -> str:
+        """The grammar that makes an answer one call of these tools, by `call_grammar`."""
+        wrap = self.tools.wrap if self.tools else None
+        return call_grammar(wrap or Wrap(), tools, strict, added)
+
+    def forced_parser(self, tools: Tools) -> OutputParser:
+        """A parser of an answer that this grammar made."""
+        if self.tools and self.tools.wrap:
+            return self.tools.make(tools)
+        return ToolParser(json_calls.BARE, tools)
 
     def parser(self, tools: Tools, prompt: str) -> OutputParser:
         """A parser of one answer to the prompt. Without tools no text is a call."""

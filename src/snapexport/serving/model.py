@@ -27,7 +27,7 @@ from snapexport.runtime.requests.request import Request, SamplingParams
 from snapexport.serving.metrics import Metric, Observe, TextForm, constant_gauges
 from snapexport.serving.options import ModelOptions
 from snapexport.serving.streams import Streams
-from snapexport.serving.token_text import TokenText, token_texts
+from snapexport.serving.token_text import TokenText
 
 
 class Model:
@@ -111,8 +111,14 @@ class Model:
 
     @cached_property
     def text_of(self) -> TokenText:
-        """The text of a token."""
-        return token_texts(self.tokenizer)
+        """The text and the bytes of a token."""
+        return TokenText(self.tokenizer)
+
+    @cached_property
+    def added_tokens(self) -> dict[str, int]:
+        """The tokenizer's added tokens by their texts."""
+        known = self.tokenizer.get_added_tokens_decoder().items() if self.tokenizer else ()
+        return {token.content: index for index, token in known}
 
     @cached_property
     def special_texts(self) -> frozenset[str]:

@@ -196,3 +196,68 @@ def test_a_template_of_unknown_calls_refuses_tools_but_with_parser_none(
         client.chat.completions.create(**OPTIONS)
     monkeypatch.setattr(served.model, "output_format", OutputFormat.of(source, "none", "none"))
     assert client.chat.completions.create(**OPTIONS).choices[0].message.content == CALLS
+
+
+CHOSEN: Any = {
+    "type": "function",
+    "function": {
+        "name": "pick",
+        "strict": True,
+        "parameters": {
+            "properties": {"a": {"$ref": "#/$defs/A"}},
+            "$defs": {"A": {"enum": [17, 23]}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("source", [SHORT, "{{ tools }}", SHORT + "<think>"])
+@pytest.mark.parametrize("choice", ["required", named("pick")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_is_one_of_the_tools_whatever_the_model_wants(
+    served: Served, monkeypatch: pytest.MonkeyPatch, source: str, choice: Any, stream: bool
+) -> None:
+    """Also where no parser knows the template, and where it opens <think>."""
+    use_template(monkeypatch, served.model, source)
+    monkeypatch.setattr(type(served.model), "encode", lambda *_: [1, 2, 3])
+    tools = [CHOSEN] if choice == "required" else [TOOL, CHOSEN]
+    options = OPTIONS | {"tools": tools, "tool_choice": choice, "max_tokens": 200}
+    done: Any = served.client().chat.completions.create(**options, stream=stream)
+    choices = [chunk.choices[0] for chunk in done] if stream else [done.choices[0]]
+    messages = [one.delta if stream else one.message for one in choices]
+    calls = [call for message in messages for call in message.tool_calls or []]
+    assert [call.function.name for call in calls if call.function.name] == ["pick"]
+    arguments = json.loads("".join(call.function.arguments for call in calls))
+    assert arguments in ({"a": 17}, {"a": 23})
+    assert choices[-1].finish_reason == "tool_calls"
+    assert not any(message.content for message in messages)
+
+
+def test_a_forced_call_and_another_form_are_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="prescribe two forms") as refused:
+        client.chat.completions.create(
+            tool_choice="required", response_format={"type": "json_object"}, **OPTIONS
+        )
+    assert refused.value.param == "tool_choice"
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused(client: openai.OpenAI) -> None:
+    """The tool's own names can't leave the grammar either."""
+    bad = {"type": "object", "properties": {"a": {"pattern": "(?<=b)a"}}, "required": ["a"]}
+    function = {"name": "f", "strict": True, "parameters": bad}
+    tools: Any = [{"type": "function", "function": function}]
+    with pytest.raises(openai.BadRequestError, match="can't be compiled") as refused:
+        client.chat.completions.create(**OPTIONS | {"tools": tools, "tool_choice": "required"})
+    assert refused.value.param == "tools"
+
+
+def test_a_form_without_a_call_is_content_where_the_prompt_opens_reasoning(
+    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_template(monkeypatch, served.model, SHORT + "<think>")
+    script(monkeypatch, "{}")
+    form: Any = {"type": "json_object"}
+    done = client.chat.completions.create(response_format=form, **OPTIONS | {"tools": []})
+    assert done.choices[0].message.content == "{}"

@@ -46,16 +46,12 @@ class Answer:
     def __init__(self, reading: Reading) -> None:
         self._parser, self._reading = reading.parser(), reading
         self._calls = 0
-        self.reasoning_tokens = 0
-        """Tokens whose text was reasoning alone."""
 
     def parts(self, output: OutputDelta) -> list[Part]:
         """What an output adds."""
         events = list(self._parser.push(output.text))
         if output.finish_reason:
             events += self._parser.finish()
-        if events and all(isinstance(event, Reasoning) for event in events):
-            self.reasoning_tokens += len(output.token_ids)
         return list(self._numbered(events))
 
     def finish_reason(self, output: OutputDelta) -> str | None:

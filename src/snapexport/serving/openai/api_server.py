@@ -26,11 +26,15 @@ from snapexport.serving.openai.access import Access
 from snapexport.serving.openai.body_reader import BodyReader
 from snapexport.serving.openai.errors import INVALID, ApiError, shutting_down
 from snapexport.serving.openai.health import Health
+from snapexport.serving.openai.messages_body import MessagesRequest, Prompt
+from snapexport.serving.openai.messages_writer import MessagesWriter
 from snapexport.serving.openai.middleware import HANDLERS, Gate, gated
 from snapexport.serving.openai.openapi import document
 from snapexport.serving.openai.preprocess import Prepared
-from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest, RequestBody
-from snapexport.serving.openai.responses import ChatWriter, CompletionWriter, ResponseWriter
+from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest
+from snapexport.serving.openai.responses import ChatWriter, CompletionWriter
+from snapexport.serving.openai.responses_body import ResponsesRequest
+from snapexport.serving.openai.responses_writer import ResponsesWriter
 from snapexport.serving.openai.streaming import (
     EventStream,
     begun,
@@ -43,10 +47,12 @@ from snapexport.serving.openai.streaming import (
 from snapexport.serving.openai.tokenization import (
     DetokenizeRequest,
     TokenizeRequest,
+    count_tokens,
     detokenize,
     tokenize,
 )
 from snapexport.serving.openai.turns import Turns
+from snapexport.serving.openai.writer import Writer
 
 MOST_READ = 128
 """Requests of a route whose prompts are rendered and tokenized, or wait for it."""
@@ -57,15 +63,19 @@ class Endpoint:
     """A route that generates. prepare: runs in one of `readers` threads of the route's own."""
 
     path: str
-    body: type[RequestBody]
+    body: type[Any]
     prepare: Callable[[Model, Any], Prepared]
-    writer: type[ResponseWriter]
+    writer: Callable[[Model, Any, Prepared], Writer]
     readers: int = 2  # a tokenizer uses all cores by itself
 
 
 ENDPOINTS = (
     Endpoint("/v1/chat/completions", ChatRequest, preprocess.chat, ChatWriter, PROCESSES),
     Endpoint("/v1/completions", CompletionRequest, preprocess.completion, CompletionWriter),
+    Endpoint(
+        "/v1/responses", ResponsesRequest, preprocess.in_other_words, ResponsesWriter, PROCESSES
+    ),
+    Endpoint("/v1/messages", MessagesRequest, preprocess.in_other_words, MessagesWriter, PROCESSES),
 )
 
 
@@ -79,6 +89,7 @@ class Utility:
 
 
 UTILITIES = (
+    Utility("/v1/messages/count_tokens", Prompt, count_tokens),
     Utility("/tokenize", TokenizeRequest, tokenize),
     Utility("/detokenize", DetokenizeRequest, detokenize),
 )
@@ -137,7 +148,7 @@ class Api:
         self._require(body.model)
         prepared = await readers.run(endpoint.prepare, self.model, body)
         if prepared.has_forms:
-            prepared = await self.compilers.run(preprocess.compiled, self.model, body, prepared)
+            prepared = await self.compilers.run(preprocess.compiled, self.model, prepared)
         await require_client(request)
         writer = endpoint.writer(self.model, body, prepared)
         opened = [self.model.streams.open(each) for each in prepared.requests]

@@ -12,16 +12,19 @@ from snapexport.runtime.chat.chat_prompts import ChatPrompts, ending, require_fr
 from snapexport.runtime.chat.parsers.tool_parser import call_id
 from snapexport.runtime.requests.prompts import require_usable
 from snapexport.runtime.requests.request import Request, SamplingParams
+from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from snapexport.serving.model import Model
 from snapexport.serving.openai.answers import Reading
 from snapexport.serving.openai.errors import UNSUPPORTED, client_errors, invalid
+from snapexport.serving.openai.messages_body import MessagesRequest
 from snapexport.serving.openai.protocol import (
     ChatRequest,
     CompletionRequest,
     Conversation,
     RequestBody,
 )
-from snapexport.serving.openai.tools import ToolChoice
+from snapexport.serving.openai.responses_body import ResponsesRequest
+from snapexport.serving.openai.tools import schemas
 
 MOST_ANSWERS = 64
 """Most answers of one body: prompts times n."""
@@ -37,8 +40,8 @@ class Prepared:
     requests: n for each prompt, in a row. prompt_tokens: of all prompts, each counted once.
     echoes: the text before each answer, if the body has `echo`. first_tokens: the prompt's first
     token of each answer, if the prompt's tokens have log probabilities: it alone has none.
-    reading: of the answers' text. Structured outputs in the requests' parameters, the body's or
-    others, are compiled afterwards.
+    reading: of the answers' text. form_field: what the structured outputs in the requests'
+    parameters come from, which are compiled afterwards.
     """
 
     requests: Sequence[Request]
@@ -46,6 +49,7 @@ class Prepared:
     echoes: Sequence[str] = ()
     first_tokens: Sequence[int] = ()
     reading: Reading = _PLAIN
+    form_field: str = ""
 
     @property
     def has_forms(self) -> bool:
@@ -58,23 +62,60 @@ def chat(model: Model, body: ChatRequest) -> Prepared:
     text = rendered(model, body)
     with client_errors("messages"):
         request = model.read(model.encode(text))
+        request = replace(request, park_at=_park_at(model, body, request))
     requests = _answers(model, body, [request])
+    has_form = any(one.params and one.params.structured_outputs for one in requests)
     ended = [replace(one, params=_ended(model, body, one.params)) for one in requests if one.params]
-    return Prepared(ended, len(request.prompt_token_ids), reading=_reading(model, body, text))
+    return Prepared(
+        ended,
+        len(request.prompt_token_ids),
+        # In its form from the first token on, an answer has no reasoning.
+        reading=_reading(model, body, "" if has_form else text),
+        form_field="tools" if body.forced_tools else body.form_field,
+    )
+
+
+def in_other_words(model: Model, body: ResponsesRequest | MessagesRequest) -> Prepared:
+    """The request of a body that stands for a chat's. Raises ApiError."""
+    return chat(model, body.as_chat())
+
+
+def _park_at(model: Model, body: Conversation, request: Request) -> int:
+    """Where the prompt's row is parked, for the next turn."""
+    if not model.llm.parks or not body.add_generation_prompt:
+        return 0
+    messages = [turn.model_dump(exclude_none=True) for turn in body.messages]
+    tools = [tool.as_json() for tool in body.usable_tools] or None
+    return chats(model).park_at(request.prompt_token_ids, messages, body.template_options, tools)
 
 
 def _ended(model: Model, body: ChatRequest, params: SamplingParams) -> SamplingParams:
     """The parameters with the template's end token, and with the tokens that a parser reads."""
     if model.output_format.needs(model.special_texts, bool(body.usable_tools)):
         params = replace(params, skip_special_tokens=False)
+    if body.forced_tools:
+        if params.structured_outputs:
+            message = f"{body.form_field} and a tool_choice that forces a call prescribe two forms"
+            raise invalid(message, "tool_choice")
+        params = replace(params, structured_outputs=_one_call(model, body))
     return chats(model).ending(params)
 
 
-def _reading(model: Model, body: Conversation, prompt: str) -> Reading:
+def _one_call(model: Model, body: ChatRequest) -> StructuredOutputs:
+    """The form of an answer that is a tool call. Raises ApiError."""
+    tools = body.forced_tools
+    strict = [tool.function.name for tool in tools if tool.function.strict]
+    with client_errors("tools"):
+        grammar = model.output_format.grammar(schemas(tools), strict, model.added_tokens)
+        return StructuredOutputs(grammar=grammar)
+
+
+def _reading(model: Model, body: ChatRequest, prompt: str) -> Reading:
     """How the answers to a prompt are read."""
-    known = model.output_format
-    tools = {tool.function.name: tool.function.parameters or {} for tool in body.usable_tools}
+    known, tools = model.output_format, schemas(body.usable_tools)
     parser = partial(known.parser, tools, prompt)
+    if body.forced_tools:
+        parser = partial(known.forced_parser, tools)
     new_id = known.tools.new_id if known.tools else call_id
     return Reading(parser, new_id, body.parallel_tool_calls)
 
@@ -87,19 +128,16 @@ def rendered(model: Model, body: Conversation) -> str:
     end = ending(body.add_generation_prompt, body.continue_final_message)
     tools = [tool.as_json() for tool in body.usable_tools]
     if tools:
-        _require_tools(model, body.tool_choice)
+        _require_tools(model, bool(body.forced_tools))
     with client_errors("messages"):
         return chats(model).text(messages, body.template_options, end, tools or None)
 
 
-def _require_tools(model: Model, choice: ToolChoice) -> None:
+def _require_tools(model: Model, is_forced: bool) -> None:
     """Raise ApiError if the template shows no tools, or nobody knows how it writes calls."""
     with client_errors("tools"):
         chats(model).require_tools()
-    if choice != "auto":
-        message = "a tool_choice that forces a call is not supported: send 'auto' or 'none'"
-        raise invalid(message, "tool_choice", UNSUPPORTED)
-    if model.output_format.is_unknown:
+    if model.output_format.is_unknown and not is_forced:
         raise invalid(
             "no parser knows the tool calls of this chat template: start the server with "
             "--tool-parser NAME, or with none to get them as text",
@@ -135,6 +173,7 @@ def completion(model: Model, body: CompletionRequest) -> Prepared:
         sum(len(prompt.prompt_token_ids) for prompt in prompts),
         [text for text in echoes for _ in range(body.n)],
         [answer.prompt_token_ids[0] for answer in scored],
+        form_field=body.form_field,
     )
 
 
@@ -152,12 +191,12 @@ def _scored(request: Request, body: CompletionRequest) -> Request:
     )
 
 
-def compiled(model: Model, body: RequestBody, prepared: Prepared) -> Prepared:
+def compiled(model: Model, prepared: Prepared) -> Prepared:
     """The same requests with the grammars of their structured outputs, from whatever field.
 
     It may take seconds, in a thread. Raises ApiError.
     """
-    with client_errors(body.form_field or "tools"):
+    with client_errors(prepared.form_field):
         requests = [model.llm.constrained(request) for request in prepared.requests]
     return replace(prepared, requests=requests)
 

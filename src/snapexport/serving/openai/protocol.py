@@ -5,18 +5,17 @@ no build.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import from_json
 
 from snapexport.runtime.requests.request import (
     MAX_LOGPROBS,
@@ -24,11 +23,18 @@ from snapexport.runtime.requests.request import (
     MAX_STOP_CHARACTERS,
     MAX_STOPS,
 )
-from snapexport.serving.openai.errors import UNSUPPORTED, invalid
+from snapexport.serving.openai.chat_messages import Message
+from snapexport.serving.openai.errors import invalid
 from snapexport.serving.openai.form_fields import FormFields
 from snapexport.serving.openai.refusals import Refusals
 from snapexport.serving.openai.strict import Strict
-from snapexport.serving.openai.tools import MOST_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
+from snapexport.serving.openai.tools import (
+    MOST_TOOLS,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    forced,
+)
 
 COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` of a completion. A chat may use all positions that are left."""
@@ -73,89 +79,8 @@ def _seed(value: Any) -> Any:
     return None if (whole := _whole(value)) == -1 and not isinstance(whole, bool) else whole
 
 
-def _joined(content: Any) -> Any:
-    """A list of text parts as one text, each part on lines of its own."""
-    if not isinstance(content, list):
-        return content
-    for part in content:
-        if not _is_text_part(part):
-            raise _why_no_text(part)
-    return "\n".join(part[part["type"]] for part in content)
-
-
-TEXT_PARTS = ("text", "refusal")
-
-
-def _is_text_part(part: Any) -> bool:
-    """Whether it has a text. What else it has, such as `cache_control`, changes no answer."""
-    if not isinstance(part, dict) or part.get("type") not in TEXT_PARTS:
-        return False
-    return isinstance(part.get(part["type"]), str)
-
-
-def _why_no_text(part: Any) -> Exception:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind not in TEXT_PARTS:
-        what = f"a part of content of type '{kind:.40}' is not supported"
-        return PydanticCustomError(UNSUPPORTED, f"{what}: the model reads text alone")
-    return ValueError('a part of content must be {"type": "text", "text": "..."}')
-
-
-CONTENT = {
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"type": {"enum": list(TEXT_PARTS)}},
-                "required": ["type"],
-            },
-        },
-    ]
-}
-"""What content may be, as JSON Schema."""
-
 OLDER = {"function_call": "tool_choice", "functions": "tools"}
 """OpenAI's older names, and what to use."""
-
-
-class Message(BaseModel):
-    """One turn of a chat.
-
-    Further keys, such as `name` and `reasoning_content`, go to the template as they are. Content is
-    None only beside tool calls.
-    """
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_joined), WithJsonSchema(CONTENT)]
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_empty(cls, value: Any) -> Any:
-        """Drop empty fields, which messages of this server have when a client sends them back."""
-        if not isinstance(value, dict):
-            return value
-        given = {name: one for name, one in value.items() if one is not None and one != []}
-        if "audio" in given:
-            raise PydanticCustomError(UNSUPPORTED, "audio is not supported: leave it out")
-        if "function_call" in given or given.get("role") == "function":
-            what = "function calls of the older form are not supported"
-            raise PydanticCustomError(UNSUPPORTED, f"{what}: use tool_calls, and the role tool")
-        if given.get("tool_calls") and given.get("role") == "assistant":
-            given.setdefault("content", None)
-        return given
-
-    @model_validator(mode="after")
-    def _check_calls(self) -> Self:
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"tool_calls are the assistant's, not of the role {self.role}")
-        return self
-
 
 STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -304,6 +229,11 @@ class Conversation(Strict):
         return [] if self.tool_choice == "none" else self.tools
 
     @property
+    def forced_tools(self) -> list[Tool]:
+        """The tools of which the answer must call one; none if it may be a text."""
+        return forced(self.tools, self.tool_choice)
+
+    @property
     def template_options(self) -> dict[str, Any]:
         """Values for names that the template may read."""
         effort = self.reasoning_effort
@@ -376,6 +306,11 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise invalid(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
+    return checked(kind, value)
+
+
+def checked(kind: type[Body], value: Mapping[str, Any]) -> Body:
+    """A body of these fields. Raises ApiError, which names what is wrong."""
     own = kind.model_fields.keys()
     refusals = Refusals(own)
     ignored = IGNORED - own

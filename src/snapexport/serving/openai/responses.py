@@ -5,9 +5,8 @@ A writer serves one HTTP request, and knows its answers by index.
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 from snapexport.runtime.chat.parsers.parser import Content, Reasoning
 from snapexport.runtime.requests.request import OutputDelta, TokenLogprobs
@@ -20,40 +19,19 @@ from snapexport.serving.openai.answers import (
     content_of,
     reasoning_of,
 )
+from snapexport.serving.openai.errors import ApiError
 from snapexport.serving.openai.logprobs import CompletionLogprobs, chat_logprobs
 from snapexport.serving.openai.preprocess import Prepared
 from snapexport.serving.openai.protocol import RequestBody
+from snapexport.serving.openai.writer import Object, Usage, Writer
 
-Object = dict[str, Any]
-
-
-class Usage:
-    """`usage`: tokens of prompts and answers. A prompt with n answers counts once."""
-
-    def __init__(self, prompt_tokens: int, answers_each: int) -> None:
-        """prompt_tokens: of all prompts. answers_each: n, the answers of each prompt."""
-        self._prompt, self._completion, self._cached = prompt_tokens, 0, 0
-        self._answers_each = answers_each
-
-    def add(self, index: int, output: OutputDelta) -> None:
-        """Count an output of the answer `index`."""
-        self._completion += len(output.token_ids)
-        if index % self._answers_each == 0:
-            self._cached += output.cached_tokens
-
-    def as_json(self) -> Object:
-        """cached_tokens: those of the prompts that parked rows held."""
-        return {
-            "prompt_tokens": self._prompt,
-            "completion_tokens": self._completion,
-            "total_tokens": self._prompt + self._completion,
-            "prompt_tokens_details": {"cached_tokens": self._cached},
-        }
+DONE = b"data: [DONE]\n\n"
 
 
-class ResponseWriter(ABC):
-    """Writes the objects of one HTTP request: a whole answer, or the chunks of a stream."""
+class ResponseWriter(Writer):
+    """Writes choices: a whole answer, or the chunks of a stream."""
 
+    last = DONE
     prefix: str
     whole_name: str
     chunk_name: str
@@ -97,6 +75,10 @@ class ResponseWriter(ABC):
         if not self._includes_usage:
             return []
         return [self._chunk([]) | {"usage": self._usage.as_json()}]
+
+    def failed(self, error: ApiError) -> list[Object]:
+        """The error object; OpenAI's client raises it."""
+        return [error.body]
 
     def _answer(self, index: int) -> Answer:
         if index not in self._answers:

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.failures import GenerationError
 from snapexport.serving.openai.errors import from_generation
-from snapexport.serving.openai.responses import ResponseWriter
+from snapexport.serving.openai.writer import Object, Writer
 from snapexport.serving.streams import Stream, Streams, joined
 
 MOST_WAITING = 64
@@ -29,8 +29,6 @@ STATUS_SECONDS = 0.5
 """Seconds in which an error still sets a stream's status: a full queue is known at once."""
 
 COMMENT_SECONDS = 5.0
-
-DONE = b"data: [DONE]\n\n"
 
 Entry = tuple[int, OutputDelta]
 """An output with the index of its answer."""
@@ -149,9 +147,9 @@ class EventStream(StreamingResponse):
 
 
 async def events(
-    writer: ResponseWriter, first: First, rest: Outputs, opened: Sequence[Stream]
+    writer: Writer, first: First, rest: Outputs, opened: Sequence[Stream]
 ) -> AsyncGenerator[bytes]:
-    """Yield each of the writer's chunks as an event, then [DONE].
+    """Yield each of the writer's chunks as an event, then what ends the stream.
 
     An error becomes the last event, since the status is already sent.
     """
@@ -162,13 +160,15 @@ async def events(
                     yield _comment(opened)
                     continue
                 for chunk in writer.chunks(*entry):
-                    yield _event(chunk)
+                    yield _event(chunk, writer)
     except GenerationError as error:
-        yield _event(from_generation(error).body)
+        for chunk in writer.failed(from_generation(error)):
+            yield _event(chunk, writer)
         return
     for chunk in writer.last_chunks():
-        yield _event(chunk)
-    yield DONE
+        yield _event(chunk, writer)
+    if writer.last:
+        yield writer.last
 
 
 async def _with_pauses(first: First, rest: Outputs) -> AsyncGenerator[Entry | None]:
@@ -198,5 +198,6 @@ def _comment(opened: Sequence[Stream]) -> bytes:
     return f": prefill {done}/{total}\n\n".encode()
 
 
-def _event(value: Any) -> bytes:
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+def _event(value: Object, writer: Writer) -> bytes:
+    name = f"event: {value['type']}\n".encode() if writer.names_events else b""
+    return name + b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"

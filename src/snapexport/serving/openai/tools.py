@@ -3,6 +3,7 @@
 Knows no template and no parser.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -75,3 +76,15 @@ class ToolCall(BaseModel):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
+
+
+def forced(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+    """The tools of which an answer must call one."""
+    if isinstance(choice, NamedTool):
+        return [tool for tool in tools if tool.function.name == choice.function.name]
+    return list(tools) if choice == "required" else []
+
+
+def schemas(tools: Iterable[Tool]) -> dict[str, Mapping[str, Any]]:
+    """The schema of the parameters of each."""
+    return {tool.function.name: tool.function.parameters or {} for tool in tools}
