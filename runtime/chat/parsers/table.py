@@ -1,6 +1,6 @@
 """The formats of models' outputs, a row for each, and the choice by a chat template's text."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -134,10 +134,10 @@ class OutputFormat:
         texts = [text for row in rows if row for text in row.texts]
         return any(token in text for token in special for text in texts)
 
-    def grammar(self, tools: Tools, strict: Collection[str]) -> str:
-        """The grammar that makes an answer one call of these tools."""
+    def grammar(self, tools: Tools, strict: Collection[str], added: Mapping[str, int]) -> str:
+        """The grammar that makes an answer one call of these tools, by `call_grammar`."""
         wrap = self.tools.wrap if self.tools else None
-        return call_grammar(wrap or Wrap(), tools, strict)
+        return call_grammar(wrap or Wrap(), tools, strict, added)
 
     def forced_parser(self, tools: Tools) -> OutputParser:
         """A parser of an answer that this grammar made."""

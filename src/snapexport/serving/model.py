@@ -115,6 +115,12 @@ class Model:
         return TokenText(self.tokenizer)
 
     @cached_property
+    def added_tokens(self) -> dict[str, int]:
+        """The tokenizer's added tokens by their texts."""
+        known = self.tokenizer.get_added_tokens_decoder().items() if self.tokenizer else ()
+        return {token.content: index for index, token in known}
+
+    @cached_property
     def special_texts(self) -> frozenset[str]:
         """Texts of the tokenizer's special tokens."""
         known = self.tokenizer.get_added_tokens_decoder().values() if self.tokenizer else ()

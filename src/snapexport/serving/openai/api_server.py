@@ -26,6 +26,8 @@ from snapexport.serving.openai.access import Access
 from snapexport.serving.openai.body_reader import BodyReader
 from snapexport.serving.openai.errors import INVALID, ApiError, shutting_down
 from snapexport.serving.openai.health import Health
+from snapexport.serving.openai.messages_body import MessagesRequest, Prompt
+from snapexport.serving.openai.messages_writer import MessagesWriter
 from snapexport.serving.openai.middleware import HANDLERS, Gate, gated
 from snapexport.serving.openai.openapi import document
 from snapexport.serving.openai.preprocess import Prepared
@@ -45,6 +47,7 @@ from snapexport.serving.openai.streaming import (
 from snapexport.serving.openai.tokenization import (
     DetokenizeRequest,
     TokenizeRequest,
+    count_tokens,
     detokenize,
     tokenize,
 )
@@ -69,7 +72,10 @@ class Endpoint:
 ENDPOINTS = (
     Endpoint("/v1/chat/completions", ChatRequest, preprocess.chat, ChatWriter, PROCESSES),
     Endpoint("/v1/completions", CompletionRequest, preprocess.completion, CompletionWriter),
-    Endpoint("/v1/responses", ResponsesRequest, preprocess.response, ResponsesWriter, PROCESSES),
+    Endpoint(
+        "/v1/responses", ResponsesRequest, preprocess.in_other_words, ResponsesWriter, PROCESSES
+    ),
+    Endpoint("/v1/messages", MessagesRequest, preprocess.in_other_words, MessagesWriter, PROCESSES),
 )
 
 
@@ -83,6 +89,7 @@ class Utility:
 
 
 UTILITIES = (
+    Utility("/v1/messages/count_tokens", Prompt, count_tokens),
     Utility("/tokenize", TokenizeRequest, tokenize),
     Utility("/detokenize", DetokenizeRequest, detokenize),
 )

@@ -107,3 +107,28 @@ def client_errors(param: str) -> Iterator[None]:
 def shutting_down() -> ApiError:
     """A 503: the server drains and takes no new request."""
     return ApiError(503, "the server is shutting down", code="shutting_down")
+
+
+ANTHROPIC = "/v1/messages"
+"""Routes whose errors have Anthropic's form."""
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def as_anthropic(error: ApiError) -> dict[str, Any]:
+    """The error in Anthropic's form."""
+    known = _ANTHROPIC_TYPES.get(error.status)
+    kind = known or (INVALID if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.body["error"]["message"]}}
+
+
+def body_for(path: str, error: ApiError) -> dict[str, Any]:
+    """The error in the form of the route's clients."""
+    return as_anthropic(error) if path.startswith(ANTHROPIC) else error.body

@@ -16,6 +16,7 @@ from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from snapexport.serving.model import Model
 from snapexport.serving.openai.answers import Reading
 from snapexport.serving.openai.errors import UNSUPPORTED, client_errors, invalid
+from snapexport.serving.openai.messages_body import MessagesRequest
 from snapexport.serving.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -63,17 +64,19 @@ def chat(model: Model, body: ChatRequest) -> Prepared:
         request = model.read(model.encode(text))
         request = replace(request, park_at=_park_at(model, body, request))
     requests = _answers(model, body, [request])
+    has_form = any(one.params and one.params.structured_outputs for one in requests)
     ended = [replace(one, params=_ended(model, body, one.params)) for one in requests if one.params]
     return Prepared(
         ended,
         len(request.prompt_token_ids),
-        reading=_reading(model, body, text),
-        form_field=body.form_field or "tools",
+        # In its form from the first token on, an answer has no reasoning.
+        reading=_reading(model, body, "" if has_form else text),
+        form_field="tools" if body.forced_tools else body.form_field,
     )
 
 
-def response(model: Model, body: ResponsesRequest) -> Prepared:
-    """The request of /v1/responses, as a chat's. Raises ApiError."""
+def in_other_words(model: Model, body: ResponsesRequest | MessagesRequest) -> Prepared:
+    """The request of a body that stands for a chat's. Raises ApiError."""
     return chat(model, body.as_chat())
 
 
@@ -91,19 +94,20 @@ def _ended(model: Model, body: ChatRequest, params: SamplingParams) -> SamplingP
     if model.output_format.needs(model.special_texts, bool(body.usable_tools)):
         params = replace(params, skip_special_tokens=False)
     if body.forced_tools:
+        if params.structured_outputs:
+            message = f"{body.form_field} and a tool_choice that forces a call prescribe two forms"
+            raise invalid(message, "tool_choice")
         params = replace(params, structured_outputs=_one_call(model, body))
     return chats(model).ending(params)
 
 
 def _one_call(model: Model, body: ChatRequest) -> StructuredOutputs:
     """The form of an answer that is a tool call. Raises ApiError."""
-    if body.form_field:
-        message = f"{body.form_field} and a tool_choice that forces a call prescribe two forms"
-        raise invalid(message, "tool_choice")
     tools = body.forced_tools
     strict = [tool.function.name for tool in tools if tool.function.strict]
     with client_errors("tools"):
-        return StructuredOutputs(grammar=model.output_format.grammar(schemas(tools), strict))
+        grammar = model.output_format.grammar(schemas(tools), strict, model.added_tokens)
+        return StructuredOutputs(grammar=grammar)
 
 
 def _reading(model: Model, body: ChatRequest, prompt: str) -> Reading:
@@ -112,8 +116,6 @@ def _reading(model: Model, body: ChatRequest, prompt: str) -> Reading:
     parser = partial(known.parser, tools, prompt)
     if body.forced_tools:
         parser = partial(known.forced_parser, tools)
-    elif body.form_field:  # the answer has its form from its first token on, without reasoning
-        parser = partial(known.parser, tools, "")
     new_id = known.tools.new_id if known.tools else call_id
     return Reading(parser, new_id, body.parallel_tool_calls)
 

@@ -188,11 +188,11 @@ def _choice(choice: str | Mapping[str, Any]) -> str | Object:
     return {"type": "function", "function": {"name": choice.get("name")}}
 
 
-def _response_format(given: Object | None) -> Object:
+def _response_format(given: Object | None) -> Object | None:
     """A chat's response_format, which has the schema in an object of its own."""
     kind = (given or {}).get("type", "text")
     if given is None or kind != "json_schema":
-        return {"type": kind}
+        return None if kind == "text" else {"type": kind}
     return {"type": kind, kind: {key: given[key] for key in given if key != "type"}}
 
 

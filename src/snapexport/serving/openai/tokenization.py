@@ -8,6 +8,7 @@ from snapexport.runtime.requests.prompts import encode, require_readable
 from snapexport.serving.model import Model
 from snapexport.serving.openai.chat_messages import Message
 from snapexport.serving.openai.errors import client_errors, invalid
+from snapexport.serving.openai.messages_body import Prompt
 from snapexport.serving.openai.preprocess import rendered
 from snapexport.serving.openai.protocol import Conversation
 from snapexport.serving.openai.strict import Strict
@@ -63,3 +64,10 @@ def detokenize(model: Model, body: DetokenizeRequest) -> dict[str, Any]:
         raise invalid(f"{wrong[0]} is not a token of the model", "tokens")
     assert model.tokenizer, "it is not served without one"
     return {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+
+def count_tokens(model: Model, body: Prompt) -> dict[str, Any]:
+    """The answer of /v1/messages/count_tokens. Raises ApiError."""
+    text = rendered(model, body.as_chat())
+    with client_errors("messages"):
+        return {"input_tokens": len(model.encode(text))}
