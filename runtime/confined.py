@@ -23,6 +23,8 @@ from snapexport.runtime.confined_worker import CPU_SECONDS
 
 SECONDS = 20.0
 """Time of one answer by the clock, for a machine that is busy with other things."""
+OPENING_SECONDS = 120.0
+"""The same of the reply to the opening."""
 PROCESSES = 2
 """While a client's work loops in one, the next client has another."""
 
@@ -55,7 +57,7 @@ class Confined:
             )
         self._connection = Connection(ours.detach())
         try:
-            return self._exchange(self.opening)
+            return self._exchange(self.opening, OPENING_SECONDS)
         except UserError:
             self.end()
             raise
@@ -65,7 +67,7 @@ class Confined:
         if self._child is None or self._child.poll() is not None:
             self.end()
             self.start()
-        return self._exchange(given)
+        return self._exchange(given, SECONDS)
 
     def end(self) -> int:
         """Kill the worker; its exit status."""
@@ -76,19 +78,19 @@ class Confined:
         status, self._child = self._child.wait(), None
         return status
 
-    def _exchange(self, given: object) -> Mapping[str, Any]:
+    def _exchange(self, given: object, seconds: float) -> Mapping[str, Any]:
         reply: Mapping[str, Any] | None = None
         with suppress(EOFError, OSError):
             self._connection.send_bytes(json.dumps(given).encode())
-            if self._connection.poll(SECONDS):
+            if self._connection.poll(seconds):
                 reply = json.loads(self._connection.recv_bytes())
         if reply is None:
-            raise self._ended()
+            raise self._ended(seconds)
         if "message" in reply:
             raise UserError(reply["message"], reply["hint"])
         return reply
 
-    def _ended(self) -> UserError:
+    def _ended(self, seconds: float) -> UserError:
         """The error of a worker that gave no answer. It is killed if it still runs."""
         assert self._child is not None
         with suppress(subprocess.TimeoutExpired):
@@ -101,7 +103,7 @@ class Confined:
         elif status == -signal.SIGABRT:
             what = "it took too much memory"
         elif not is_over:
-            what = f"it took more than {SECONDS:g} s"
+            what = f"it took more than {seconds:g} s"
         return UserError(f"{self.failed}: {what}", self.hint)
 
 

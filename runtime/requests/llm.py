@@ -192,6 +192,13 @@ class LLM:
         grammar = self._grammars.compile(outputs) if outputs else None
         return replace(request, grammar=grammar) if grammar else request
 
+    def open_grammars(self) -> None:
+        """Prepare for structured outputs, before anything runs.
+
+        It takes seconds in which no other thread runs. Raises UserError.
+        """
+        self._grammars.open()
+
     def submit(self, prompt: Prompt | Request, params: SamplingParams | None = None) -> int:
         """Queue one prompt for `step`; return the id that its deltas carry."""
         request = prompt if isinstance(prompt, Request) else self.read(prompt, params)

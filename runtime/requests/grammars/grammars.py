@@ -30,7 +30,7 @@ class _Opened:
 
 
 class Grammars:
-    """Of one tokenizer. Nothing is loaded before the first one is compiled."""
+    """Of one tokenizer. Nothing is loaded before `open`, or before the first one is compiled."""
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
@@ -40,8 +40,8 @@ class Grammars:
 
     def compile(self, outputs: StructuredOutputs) -> Grammar:
         """The grammar of a form. Raises UserError."""
+        opened = self.open()
         with self._lock:
-            opened = self._opened = self._opened or self._open()
             if found := self._kept.get(outputs):
                 self._kept.move_to_end(outputs)
                 return found
@@ -61,6 +61,15 @@ class Grammars:
         if grammar.begin().must_end:
             raise library.refused("no text follows it")
         return grammar
+
+    def open(self) -> _Opened:
+        """Read the tokenizer. Raises UserError.
+
+        It takes seconds for a large one, in which no other thread runs.
+        """
+        with self._lock:
+            self._opened = self._opened or self._open()
+            return self._opened
 
     def _open(self) -> _Opened:
         if self._tokenizer is None:

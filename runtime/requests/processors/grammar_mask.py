@@ -24,9 +24,9 @@ class GrammarMask(LogitProcessor):
         return cls(answer.request.grammar, answer.end_tokens)
 
     def apply(self, logits: Logits) -> None:
-        banned = ~self._place.allowed
-        banned[self._ends] = not self._place.may_end
-        np.putmask(logits, banned, -np.inf)
+        bias = self._place.bias()
+        bias[self._ends] = 0 if self._place.may_end else -np.inf
+        logits += bias
 
     def took(self, token: int) -> None:
         if token not in self._end_tokens:
