@@ -30,10 +30,10 @@ def call_of(name: Any, arguments: Any) -> Call | None:
 
 def _named(value: Any) -> Call | None:
     """The call of {"name": ..., "arguments": ...}."""
-    if not isinstance(value, dict):
-        return None
-    if isinstance(value.get("function"), dict):
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
+    if not isinstance(value, dict) or not value.keys() & {"arguments", "parameters"}:
+        return None
     arguments = value.get("arguments", value.get("parameters"))
     return call_of(value.get("name"), {} if arguments is None else arguments)
 

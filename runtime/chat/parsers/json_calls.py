@@ -69,7 +69,7 @@ GRANITE = ToolSyntax(
 BARE = ToolSyntax((), _after(r"\s*(?=\{)"), bare="{")
 """A call and nothing else, as a grammar forces it."""
 LLAMA3 = ToolSyntax(
-    ("<|python_tag|>",),
+    ("<|python_tag|>", '{"name"', '{"type"'),
     _of_these_tools(r"(?:<\|python_tag\|>)?\s*(?=\{)"),
     closers=(";", "<|eom_id|>"),
     bare="{",

@@ -261,3 +261,38 @@ def test_a_form_without_a_call_is_content_where_the_prompt_opens_reasoning(
     form: Any = {"type": "json_object"}
     done = client.chat.completions.create(response_format=form, **OPTIONS | {"tools": []})
     assert done.choices[0].message.content == "{}"
+
+
+def deep(levels: int) -> Any:
+    return {"type": "object", "properties": {"a": deep(levels - 1)}} if levels else {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tools": [named(f"f{n}") for n in range(5000)]},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": deep(40)}}]},
+        {"tools": [TOOL], "tool_choice": "required", "max_tokens": 0},
+        {
+            "tool_choice": "required",
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "f",
+                        "parameters": {"properties": {"a": {"enum": ["b" * 60_000, "c" * 90_000]}}},
+                    },
+                }
+            ],
+        },
+    ],
+    ids=["5000 tools", "40 levels", "no tokens", "a large grammar"],
+)
+def test_hostile_tools_get_a_400_soon_and_neighbours_go_on(
+    served: Served, client: openai.OpenAI, options: Any
+) -> None:
+    stream = client.completions.create(model="model", prompt="a", max_tokens=200, stream=True)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**OPTIONS | options)
+    assert len(str(refused.value)) < 2000
+    assert sum(1 for _ in stream) > 0
