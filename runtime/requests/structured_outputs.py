@@ -12,6 +12,8 @@ from snapexport.errors import UserError
 
 Kind = Literal["json", "regex", "choice", "grammar"]
 
+NAMES = "json", "regex", "choice", "grammar", "json_object"
+
 MOST_CHARACTERS = 1 << 17
 """Of a schema, an expression or a grammar. OpenAI's API takes schemas of about this size."""
 
@@ -39,9 +41,7 @@ class StructuredOutputs:
     lenient: bool = False
 
     def __post_init__(self) -> None:
-        given = [name for name in ("json", "regex", "choice", "grammar") if self._has(name)]
-        if self.json_object:
-            given.append("json_object")
+        given = [name for name in NAMES if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             what = " and ".join(given) or "nothing"
             raise UserError(
@@ -54,8 +54,15 @@ class StructuredOutputs:
             object.__setattr__(self, "choice", _texts(self.choice))
         _require_text(given[0], self.source[1])
 
-    def _has(self, name: str) -> bool:
-        return getattr(self, name) is not None
+    @classmethod
+    def of(cls, given: object) -> "StructuredOutputs":
+        """The form that an object of a client's names, by vLLM's names. Raises UserError."""
+        if not isinstance(given, Mapping) or not given.keys() <= set(NAMES):
+            raise UserError(
+                f"{given!r:.200} is not a form of an answer",
+                f"give an object with one of {', '.join(NAMES)}",
+            )
+        return cls(**given)
 
     @property
     def source(self) -> tuple[Kind, str]:

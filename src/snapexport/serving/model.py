@@ -9,6 +9,7 @@ Knows neither HTTP, Triton nor Dynamo.
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -88,6 +89,8 @@ class Model:
             max_num_batched_tokens=options.max_num_batched_tokens,
             **settings,
         )
+        with suppress(UserError):  # a request that has a form will hear why it can't be had
+            llm.open_grammars()
         return cls(
             options.model_name,
             llm,

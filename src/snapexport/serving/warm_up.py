@@ -1,18 +1,13 @@
 """Runs a build's graphs once, before the first request."""
 
-from contextlib import suppress
-
 import numpy as np
 
-from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 
 
 def warm_up(llm: LLM) -> None:
-    """Run every graph once, before the first request, and read the tokenizer for grammars."""
-    with suppress(UserError):  # a request that has a form will hear why it can't be had
-        llm.open_grammars()
+    """Run every graph once, before the first request."""
     run_every_decode(llm)
     limits = llm.executor.limits
     prompt = [0] * min(limits.prefill_chunk + 1, limits.longest_prompt)

@@ -8,6 +8,7 @@ from typing import Any
 
 from snapexport.errors import UserError
 from snapexport.runtime.requests.request import Request, SamplingParams
+from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from snapexport.serving.model import Model
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
@@ -15,7 +16,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
-    "guided_decoding": ({},),
     "logit_bias": ({},),
 }
 """Sampling options without an equivalent, and the values that mean nothing."""
@@ -51,8 +51,16 @@ def params_of(given: Mapping[str, Any], positions: int) -> SamplingParams:
         ignore_eos=bool(ends.get("ignore_eos")),
         logprobs=(given.get("output_options") or {}).get("logprobs"),
         min_tokens=ends.get("min_tokens") or 0,
+        structured_outputs=_form(sampling.get("guided_decoding")),
         **processors,
     )
+
+
+def _form(guided: Mapping[str, Any] | None) -> StructuredOutputs | None:
+    """The form of the answer. Whatever backend the client prefers, there is one."""
+    given = {name: one for name, one in (guided or {}).items() if one is not None}
+    given.pop("backend", None)
+    return StructuredOutputs.of(given) if given else None
 
 
 def _stop_token_ids(ends: Mapping[str, Any]) -> list[int]:

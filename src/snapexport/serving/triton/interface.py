@@ -48,6 +48,7 @@ INPUTS = (
     Tensor("repetition_penalty", "FP32"),
     Tensor("min_p", "FP32"),
     Tensor("min_tokens", "INT32"),
+    Tensor("structured_outputs", "STRING"),
 )
 """All are optional for Triton. The backend itself requires a prompt."""
 

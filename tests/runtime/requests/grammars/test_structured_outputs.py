@@ -21,7 +21,6 @@ from snapexport.runtime.requests.grammars.grammars import Grammars
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import Completion, SamplingParams
 from snapexport.runtime.requests.structured_outputs import MOST_CHARACTERS, StructuredOutputs
-from snapexport.serving.warm_up import warm_up
 from snapexport.vault import CHECKPOINT
 from tests.runtime.requests.fake_executor import FakeExecutor, drain, make_limits
 from tests.runtime.requests.grammars.schemas import SCHEMAS, is_valid
@@ -228,20 +227,17 @@ def test_no_single_form_is_refused(given: dict[str, Any]) -> None:
         StructuredOutputs(**given)
 
 
+def test_a_clients_object_names_the_form() -> None:
+    assert StructuredOutputs.of({"choice": ["a"]}) == StructuredOutputs(choice=["a"])
+    for wrong in ([], "a", {"jsn": {}}, {"lenient": True, "json": {}}, {}, {"regex": 5}):
+        with pytest.raises(UserError):
+            StructuredOutputs.of(wrong)
+
+
 def test_a_lenient_schema_ignores_what_cannot_be_enforced() -> None:
     schema = {"type": "integer", "minimum": 3, "maximum": 9, "not": {"const": 4}}
     (one,) = answers(MODEL, StructuredOutputs(json=schema, lenient=True))
     assert 3 <= int(one.text) <= 9
-
-
-def test_a_server_that_starts_without_the_library_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: object) -> None:
-        raise UserError("the package is not installed", "install it")
-
-    monkeypatch.setattr(Grammars, "open", missing)
-    llm = make()
-    warm_up(llm)
-    assert llm.generate([[1]], SamplingParams(max_tokens=2))[0].finish_reason == "length"
 
 
 def test_a_grammar_is_compiled_once() -> None:

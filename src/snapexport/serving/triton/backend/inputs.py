@@ -3,6 +3,7 @@
 Knows arrays and names, not Triton's objects. Every error names its input.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from snapexport.errors import UserError
 from snapexport.runtime.requests.prompts import Prompt
 from snapexport.runtime.requests.request import SamplingParams
+from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from snapexport.serving.triton.interface import OUTPUT_NAMES, PARAMETERS, TIMEOUT
 
 Values = Mapping[str, NDArray[Any]]
@@ -83,8 +85,20 @@ def _params(values: Values, logprobs: int | None) -> SamplingParams:
         stop=_stop(values),
         stop_token_ids=_list(values, "stop_token_ids"),
         logprobs=_one(values, "logprobs", logprobs),
+        structured_outputs=_form(values),
         **{name: value for name, value in given.items() if value is not None},
     )
+
+
+def _form(values: Values) -> StructuredOutputs | None:
+    if "structured_outputs" not in values:
+        return None
+    text = _text("structured_outputs", _one(values, "structured_outputs"))
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"structured_outputs is not JSON: {error}", "send an object") from None
+    return StructuredOutputs.of(given)
 
 
 def _prompt(values: Values) -> tuple[str, Prompt]:
