@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from snapexport.serving.openai.errors import UNSUPPORTED, invalid
 from snapexport.serving.openai.protocol import ChatRequest, Whole, checked
-from snapexport.serving.openai.strict import Strict
+from snapexport.serving.openai.strict import TEXT_OR_OBJECTS, Strict
 
 Object = dict[str, Any]
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -64,7 +64,9 @@ class Prompt(Strict):
 
     model: str
     messages: list[Turn] = Field(min_length=1)
-    system: Annotated[list[Object], BeforeValidator(_system)] = Field(default_factory=list)
+    system: Annotated[list[Object], BeforeValidator(_system), WithJsonSchema(TEXT_OR_OBJECTS)] = (
+        Field(default_factory=list)
+    )
     tools: list[Tool] = Field(default_factory=list)
     tool_choice: ToolChoice = Field(default_factory=lambda: ToolChoice(type="auto"))
     thinking: Thinking | None = None

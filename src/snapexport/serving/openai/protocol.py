@@ -74,6 +74,9 @@ def _whole(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_whole)]
 
 
+SEED = {"type": "integer", "minimum": -1, "exclusiveMaximum": 1 << 63}
+
+
 def _seed(value: Any) -> Any:
     """A seed of -1 asks for none, as in vLLM."""
     return None if (whole := _whole(value)) == -1 and not isinstance(whole, bool) else whole
@@ -152,7 +155,9 @@ class RequestBody(FormFields):
     max_tokens: Whole | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    seed: Annotated[int | None, BeforeValidator(_seed)] = Field(None, ge=0, lt=1 << 63)
+    seed: Annotated[int | None, BeforeValidator(_seed), WithJsonSchema(SEED)] = Field(
+        None, ge=0, lt=1 << 63
+    )
     top_k: Whole = Field(0, ge=-1, lt=1 << 31)
     ignore_eos: bool = False
     presence_penalty: float = Field(0.0, ge=-2, le=2)

@@ -6,12 +6,12 @@ Nothing is stored, so a conversation is always sent as a whole.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from snapexport.serving.openai.errors import UNSUPPORTED, invalid
 from snapexport.serving.openai.protocol import ChatRequest, Whole, checked
-from snapexport.serving.openai.strict import Strict
+from snapexport.serving.openai.strict import TEXT_OR_OBJECTS, Strict
 
 TEXT_PARTS = {
     "input_text": "text",
@@ -66,7 +66,9 @@ class ResponsesRequest(Strict):
     """Body of /v1/responses."""
 
     model: str
-    input: Annotated[list[Object], Field(min_length=1), BeforeValidator(_items)]
+    input: Annotated[
+        list[Object], Field(min_length=1), BeforeValidator(_items), WithJsonSchema(TEXT_OR_OBJECTS)
+    ]
     instructions: str | None = None
     tools: list[Object] = Field(default_factory=list)
     tool_choice: str | Object = "auto"
@@ -84,9 +86,13 @@ class ResponsesRequest(Strict):
     """Nothing is cut: a longer prompt is refused."""
     include: list[str] = Field(default_factory=list)
     top_logprobs: Literal[0] = 0
-    background: Annotated[bool, BeforeValidator(_never)] = False
-    previous_response_id: Annotated[str | None, BeforeValidator(_not_stored)] = None
-    conversation: Annotated[Any, BeforeValidator(_not_stored)] = None
+    background: Annotated[bool, BeforeValidator(_never), WithJsonSchema({"const": False})] = False
+    previous_response_id: Annotated[
+        str | None, BeforeValidator(_not_stored), WithJsonSchema({"type": "null"})
+    ] = None
+    conversation: Annotated[Any, BeforeValidator(_not_stored), WithJsonSchema({"type": "null"})] = (
+        None
+    )
 
     def as_chat(self) -> ChatRequest:
         """The chat's body. Raises ApiError."""
