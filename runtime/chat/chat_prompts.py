@@ -4,25 +4,34 @@ A chat's special tokens come from the template; the tokenizer adds none. `LLM.ch
 share it. Knows no executor.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError, needs_extra
 from snapexport.runtime.chat import template_files
 from snapexport.runtime.chat.end_token import Template, end_token
+from snapexport.runtime.chat.history import called, with_arguments, with_reasoning
+from snapexport.runtime.chat.parking_point import common_length, is_before_generation_prompt
 from snapexport.runtime.requests.prompts import encode
 from snapexport.runtime.requests.request import SamplingParams
 
-Message = Mapping[str, str]
-"""A turn: its `role` and its `content`."""
+Message = Mapping[str, Any]
+"""A turn: its `role` and its `content`, both texts, and what else the template reads.
+
+A turn with `tool_calls` may have no content.
+"""
 Conversation = Sequence[Message]
 
-_KEYS = {"role", "content"}
+Ending = Literal["answer", "message", "text"]
+"""How a prompt ends: where an answer begins, after the last message, or with its text."""
+
+_KEYS = ("role", "content")
 
 
 @dataclass(frozen=True)
@@ -47,19 +56,43 @@ class ChatPrompts:
         """The prompt of the next answer. options: values for names that the template reads."""
         return encode(self.text(messages, options), self.tokenizer, False)
 
-    def text(self, messages: Conversation, options: Mapping[str, Any] | None = None) -> str:
-        """The same prompt as text."""
+    def text(
+        self,
+        messages: Conversation,
+        options: Mapping[str, Any] | None = None,
+        end: Ending = "answer",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The same prompt as text. tools: OpenAI's objects, for a template that reads tools."""
         _require_messages(messages)
-        self.require_options(options or {})
-        return self.template.render([self._known(turn) for turn in messages], True, options)
+        require_free(options or {})
+        self._require_tools(messages, tools)
+        known = [self._known(turn) for turn in messages]
+        return self.template.render(known, end == "answer", options, end == "message", tools)
 
-    def require_options(self, options: Mapping[str, Any]) -> None:
-        """Raise UserError for a name that the template does not read."""
-        if unread := sorted(options.keys() - self.template.options):
-            raise UserError(
-                f"the chat template does not read '{unread[0]}'",
-                "leave it out of chat_template_kwargs",
-            )
+    def park_at(
+        self,
+        token_ids: Sequence[int],
+        messages: Conversation,
+        options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
+        """Tokens of a prompt with which the next turn's begins; 0: with all of it, or with none."""
+        if not self._parks_before(json.dumps(options or {}, sort_keys=True, default=repr)):
+            return 0
+        text = self.text(messages, options, "message", tools)
+        length = common_length(token_ids, encode(text, self.tokenizer, False))
+        return length if length < len(token_ids) else 0
+
+    @cached_property
+    def _parks_before(self) -> Callable[[str], bool]:
+        """Whether rows are parked before the generation prompt, by options as JSON."""
+
+        @lru_cache(maxsize=64)
+        def parks_before(options: str) -> bool:
+            return is_before_generation_prompt(self.template, json.loads(options))
+
+        return parks_before
 
     def ending(self, params: SamplingParams) -> SamplingParams:
         """The same parameters, which end the answer at the template's end token too."""
@@ -68,15 +101,73 @@ class ChatPrompts:
             return params
         return replace(params, stop_token_ids=(*params.stop_token_ids, token))
 
+    def require_tools(self) -> None:
+        """Raise UserError if the template shows no tools to the model."""
+        if not self.template.reads_tools:
+            raise UserError(
+                "the checkpoint's chat template does not read tools",
+                "leave tools out, or send tool_choice none",
+            )
+
+    def _require_tools(self, messages: Conversation, tools: object) -> None:
+        """Raise UserError for tools, or calls of them, that the template would leave out."""
+        if tools:
+            self.require_tools()
+        if any(turn.get("tool_calls") for turn in messages) and not self._shows_calls:
+            raise UserError(
+                "the checkpoint's chat template does not read tool_calls",
+                "give the calls and their results as text",
+            )
+
+    @property
+    def _shows_calls(self) -> bool:
+        return "tool_calls" in self.template.source
+
     def _known(self, message: Message) -> Message:
-        """Replace the role developer by system for a template that does not know developer."""
+        """The message as the template takes it.
+
+        The role developer becomes system for a template that does not know developer. Reasoning
+        gets the template's name for it. Arguments of calls become objects, unless the template
+        joins them to texts.
+        """
+        message = with_reasoning(message, self.template.source)
         if message["role"] == "developer" and "developer" not in self.template.source:
             return {**message, "role": "system"}
-        return message
+        if not message.get("tool_calls"):
+            return message
+        return with_arguments({"content": None, **message}, self._joins_arguments)
+
+    @cached_property
+    def _joins_arguments(self) -> bool:
+        """Whether the template takes arguments as a text alone, as DeepSeek V3's does."""
+        return not self._renders_call({"a": "b"}) and self._renders_call('{"a": "b"}')
+
+    def _renders_call(self, arguments: object) -> bool:
+        try:
+            self.template.render(called(arguments), True)
+        except UserError:
+            return False
+        return True
 
     @cached_property
     def _end_token(self) -> int | None:
         return None if self.tokenizer is None else end_token(self.template, self.tokenizer)
+
+
+def require_free(options: Mapping[str, Any]) -> None:
+    """Raise UserError for an option that every template gets anyway."""
+    if given := sorted(options.keys() & template_files.GIVEN):
+        raise UserError(
+            f"'{given[0]}' cannot be an option of the chat template",
+            "leave it out of chat_template_kwargs",
+        )
+
+
+def ending(add_generation_prompt: bool, continue_final_message: bool) -> Ending:
+    """The ending by the names of transformers, of which at most one is true."""
+    if add_generation_prompt:
+        return "answer"
+    return "text" if continue_final_message else "message"
 
 
 def open_template(directory: Path) -> Template:
@@ -109,9 +200,10 @@ def _require_messages(messages: Conversation) -> None:
     if not isinstance(messages, list | tuple) or not messages:
         raise UserError(f"{messages!r} is not a conversation", "give a list of messages")
     for message in messages:
-        if not isinstance(message, Mapping) or message.keys() != _KEYS:
+        if not isinstance(message, Mapping):
             raise _no_message(message)
-        if not all(isinstance(text, str) for text in message.values()):
+        texts = _KEYS[:1] if message.get("tool_calls") and message.get("content") is None else _KEYS
+        if not all(isinstance(message.get(key), str) for key in texts):
             raise _no_message(message)
 
 

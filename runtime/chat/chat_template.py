@@ -19,10 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from snapexport.errors import UserError
 from snapexport.runtime.chat import template_files
 
-GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-"""Names defined for every template, beside the special tokens."""
-
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -37,12 +34,14 @@ class ChatTemplate:
         messages: Sequence[Message],
         add_generation_prompt: bool,
         options: Mapping[str, Any] | None = None,
+        is_complete: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt's text. It ends inside the last message if the model is to continue it.
+        """The prompt's text. Without a generation prompt the model is to continue the last message.
 
-        options: values of names in `options`.
+        options: values of names in `options`. is_complete: keep what follows the last message.
         """
-        known = {"messages": messages, "tools": None, "documents": None, **self.special}
+        known = {"messages": messages, "tools": tools, "documents": None, **self.special}
         given = {**(options or {}), **known, "add_generation_prompt": add_generation_prompt}
         try:
             text = self._template.render(given)
@@ -52,7 +51,9 @@ class ChatTemplate:
                 f"the chat template cannot be applied: {kind}{error}",
                 "give the roles, and their order, that the checkpoint's template takes",
             ) from None
-        return text if add_generation_prompt else _open(text, messages[-1]["content"])
+        if add_generation_prompt or is_complete:
+            return text
+        return _open(text, messages[-1].get("content") or "")
 
     def require_sound(self) -> None:
         """Raise UserError for a text that is no template."""
@@ -67,8 +68,18 @@ class ChatTemplate:
     @cached_property
     def options(self) -> frozenset[str]:
         """Optional names that the template reads, such as `enable_thinking`."""
-        names = meta.find_undeclared_variables(_environment().parse(self.source))
-        return frozenset(names - GIVEN - self.special.keys() - _environment().globals.keys())
+        return frozenset(
+            self._names - template_files.GIVEN - self.special.keys() - _environment().globals.keys()
+        )
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether it shows tools to the model."""
+        return "tools" in self._names
+
+    @cached_property
+    def _names(self) -> set[str]:
+        return meta.find_undeclared_variables(_environment().parse(self.source))
 
     @cached_property
     def _template(self) -> jinja2.Template:
@@ -88,10 +99,12 @@ def _open(text: str, last: str) -> str:
     at = text.rfind(last.strip())
     if at < 0:
         raise UserError(
-            f"the chat template does not show the last message as it is: {last!r}",
+            f"the chat template does not show the last message as it is: {last!r:.200}",
             "end with a message of the user's",
         )
-    return text[: at + len(last.strip())]
+    # Some templates keep the white space at its end, and then it is the model's to go on from.
+    shown = last.lstrip() if text.startswith(last.lstrip(), at) else last.strip()
+    return text[: at + len(shown)]
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -16,6 +16,9 @@ FILE = "chat_template.jinja"
 """The chat template of newer checkpoints, outside of tokenizer_config.json."""
 COPY = f"copy {FILE} (or the {CONFIG} that holds it) from the checkpoint"
 
+GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Names defined for every template, beside the special tokens. No option can have one."""
+
 _HINT = "copy it from the checkpoint"
 
 

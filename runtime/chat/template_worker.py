@@ -7,53 +7,36 @@ rendering. `template_process` is the other end.
 """
 
 import json
-import resource
-import signal
-from multiprocessing.connection import Connection
+from collections.abc import Mapping
 from typing import Any
 
 from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_template import ChatTemplate
+from snapexport.runtime.confined_worker import serve
 
-CPU_SECONDS = 2.0
-"""Processor time of one rendering. The kernel ends a process that takes more."""
-MEMORY_BYTES = 1 << 30
 MOST_CHARACTERS = 1 << 24
 """Characters of a rendered text."""
 
 
-def main() -> None:
-    """Answer until the other end closes."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server drains first
-    connection, template = Connection(0), None
-    while True:
+class Renderer:
+    """Opens the template that comes first, and renders it with what comes then."""
+
+    _template: ChatTemplate | None = None
+
+    def answer(self, given: bytes) -> Mapping[str, Any]:
+        """The reply to a message."""
         try:
-            given = connection.recv_bytes()
-        except EOFError:
-            return
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-        template, reply = _answer(template, given)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        connection.send_bytes(json.dumps(reply).encode())
-
-
-def _answer(
-    template: ChatTemplate | None, given: bytes
-) -> tuple[ChatTemplate | None, dict[str, Any]]:
-    """The template, once it is open, and the reply."""
-    try:
-        if template is not None:
-            return template, {"text": _rendered(template, *json.loads(given))}
-        template = ChatTemplate(**json.loads(given))
-        template.require_sound()
-        return template, {"options": sorted(template.options)}
-    except UserError as error:
-        return template, {"message": error.message, "hint": error.hint}
-    except Exception as error:  # such as a template nested too deeply
-        message = f"the chat template cannot be used: {type(error).__name__}: {error}"
-        return template, {"message": message, "hint": "copy it from the checkpoint again"}
+            if self._template is not None:
+                return {"text": _rendered(self._template, *json.loads(given))}
+            template = ChatTemplate(**json.loads(given))
+            template.require_sound()
+        except UserError as error:
+            return {"message": error.message, "hint": error.hint}
+        except Exception as error:  # such as a template nested too deeply
+            message = f"the chat template cannot be used: {type(error).__name__}: {error}"
+            return {"message": message, "hint": "copy it from the checkpoint again"}
+        self._template = template
+        return {"options": sorted(template.options), "reads_tools": template.reads_tools}
 
 
 def _rendered(template: ChatTemplate, *given: Any) -> str:
@@ -67,4 +50,4 @@ def _rendered(template: ChatTemplate, *given: Any) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Renderer().answer)

@@ -12,6 +12,8 @@ from tokenizers import Tokenizer
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.engine.rows import Row
+from snapexport.runtime.requests.processors.processor import Answer, processed
+from snapexport.runtime.requests.processors.table import processors_of
 from snapexport.runtime.requests.request import (
     FinishReason,
     OutputDelta,
@@ -50,12 +52,16 @@ class Generation:
         self._continuation = deque(request.continuation)
         self.prefilled_elsewhere, self.hands_over = request.prefilled, request.hand_over
         self._samples = request.params is not None
+        self._prompt_logprobs = request.prompt_logprobs
         self._params = request.params or SamplingParams()
         self.temperature = graph_temperature(self._params)
         self._limits, self._compress_every = limits, compress_every
         self._end_tokens = frozenset(self._params.stop_token_ids)
         if not self._params.ignore_eos:
             self._end_tokens |= limits.eos_token_id
+        self.park_at = request.park_at
+        self.cached_tokens = 0
+        """Tokens of the prompt that a parked row held."""
         self.prefilled = 0
         """Tokens of the prompt that are prefilled."""
         self.begins_with: Row | None = None
@@ -65,7 +71,8 @@ class Generation:
         self._following: list[int] = []
         """Tokens after the prompt, given or chosen."""
         self._rng = generator(self._params)
-        self._text = TextStream(tokenizer, self._params.stop) if tokenizer else NoText()
+        self._processors = processors_of(Answer(request, self._params, self._end_tokens))
+        self._text = NoText() if tokenizer is None else _text_stream(tokenizer, self._params)
         self._known = len(request.prompt_token_ids)
         self._count = 0
 
@@ -88,6 +95,11 @@ class Generation:
         """Begin to compress all tokens so far, from the latest row on."""
         self.begins_with, self.row = self.row, None
         self.cached_token_ids = (*self.prompt_token_ids, *self._following)
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether its caches are compressed from the prompt's beginning first, to be parked."""
+        return len(self.cached_token_ids) < len(self.prompt_token_ids)
 
     def tokens_from(self, start: int) -> Sequence[int]:
         """Its tokens from that one on, none of the prompt's among them."""
@@ -116,7 +128,10 @@ class Generation:
             return OutputDelta(self.request_id, self._text.finish(), (), "error")
         if self._continuation:
             return self._follow(prediction)
-        token = sample(prediction, self._params, self._rng)
+        changed = processed(prediction, self._processors)
+        if changed is not prediction and not can_sample(changed):
+            return OutputDelta(self.request_id, self._text.finish(), (), "error")
+        token = sample(changed, self._params, self._rng)
         return self._add(token, self._logprobs(prediction, token))
 
     def adopt(self, token: int) -> OutputDelta:
@@ -132,6 +147,8 @@ class Generation:
     def _add(self, token: int, logprobs: tuple[TokenLogprobs, ...]) -> OutputDelta:
         self._take(token)
         self._count += 1
+        for processor in self._processors:
+            processor.took(token)
         text, reason = self._end(token)
         return OutputDelta(self.request_id, text, (token,), reason, logprobs=logprobs)
 
@@ -145,14 +162,20 @@ class Generation:
         self._take(self._continuation.popleft())
         self._known += 1
         ends = not self._continuation and not self._samples
-        scored = score(prediction.logits, self.last_token)
-        return OutputDelta(self.request_id, "", (), "length" if ends else None, scored)
+        reason: FinishReason | None = "length" if ends else None
+        if self._prompt_logprobs is None:
+            scored = score(prediction.logits, self.last_token)
+            return OutputDelta(self.request_id, "", (), reason, scored)
+        found = logprobs(prediction.logits, self.last_token, self._prompt_logprobs)
+        return OutputDelta(self.request_id, "", (), reason, logprobs=(found,))
 
     def _end(self, token: int) -> tuple[str, FinishReason | None]:
         """The text that a token adds, and the finish reason if the token is the last."""
         if token in self._end_tokens:
             return self._text.finish(), "stop"
-        text = self._text.push(token)
+        text = self._text.push(token, may_stop=self._count > self._params.min_tokens)
+        if any(processor.is_complete for processor in self._processors):
+            return text + self._text.finish(), "stop"
         if self._is_full and not self._text.stopped:
             text += self._text.finish()
             return text, "stop" if self._text.stopped else "length"
@@ -162,3 +185,7 @@ class Generation:
     def _is_full(self) -> bool:
         most = 1 if self.hands_over else self._params.max_tokens
         return self._count == most or self.position >= self._limits.positions
+
+
+def _text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
+    return TextStream(tokenizer, params.stop, params.skip_special_tokens)

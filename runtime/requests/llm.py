@@ -21,6 +21,7 @@ from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.requests import prompts as prompts_module
 from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.drafters.table import DRAFTERS, MakeDrafter
+from snapexport.runtime.requests.grammars.grammars import Grammars
 from snapexport.runtime.requests.loop import Loop
 from snapexport.runtime.requests.parked_rows import ParkedRows
 from snapexport.runtime.requests.prompts import Continuations, Params, Prompt, load_tokenizer
@@ -88,6 +89,7 @@ class LLM:
             parked,
             config.compress_every,
         )
+        self._grammars = Grammars(tokenizer, executor.limits.vocab_size)
         self._boxes: dict[int, deque[OutputDelta]] = {}
         self._outbox: deque[OutputDelta] = deque()
 
@@ -169,7 +171,10 @@ class LLM:
         chat = self._chat_prompts
         token_ids = chat.token_ids(messages, chat_template_kwargs)
         ending = chat.ending(params or SamplingParams())
-        return self.read(token_ids, ending, session=session)
+        request = self.read(token_ids, ending, session=session)
+        if not self.parks:
+            return request
+        return replace(request, park_at=chat.park_at(token_ids, messages, chat_template_kwargs))
 
     def read(
         self, prompt: Prompt, params: SamplingParams | None = None, *, session: str = ""
@@ -177,6 +182,22 @@ class LLM:
         """Check one prompt for a later `submit`. Any thread may call it: nothing is changed."""
         (request,) = self._of_session(session, self._read([prompt], params))
         return request
+
+    def constrained(self, request: Request) -> Request:
+        """The request with the grammar of its structured outputs, for a caller who changed them.
+
+        Compiling may take seconds. Any thread may call it. Raises UserError.
+        """
+        outputs = request.params and request.params.structured_outputs
+        grammar = self._grammars.compile(outputs) if outputs else None
+        return replace(request, grammar=grammar) if grammar else request
+
+    def open_grammars(self) -> None:
+        """Prepare for structured outputs, before anything runs.
+
+        It takes seconds in which no other thread runs. Raises UserError.
+        """
+        self._grammars.open()
 
     def submit(self, prompt: Prompt | Request, params: SamplingParams | None = None) -> int:
         """Queue one prompt for `step`; return the id that its deltas carry."""
@@ -217,9 +238,18 @@ class LLM:
         return self._loop.busy or bool(self._outbox)
 
     @property
+    def parks(self) -> bool:
+        """Whether rows of prompts are kept for later prompts."""
+        return self._loop.parks
+
+    @property
     def waiting(self) -> frozenset[int]:
         """Requests that have no batch slot yet."""
         return self._loop.waiting
+
+    def prefilled(self, request_id: int) -> int:
+        """Prompt tokens of a request that are prefilled; 0 while it waits, or once it ended."""
+        return self._loop.prefilled(request_id)
 
     @property
     def slots_used(self) -> int:
@@ -245,7 +275,8 @@ class LLM:
         continuations: Continuations = None,
     ) -> list[Request]:
         limits = self.executor.limits
-        return prompts_module.read(prompts, params, self.tokenizer, limits, continuations)
+        requests = prompts_module.read(prompts, params, self.tokenizer, limits, continuations)
+        return [self.constrained(request) for request in requests]
 
     def _of_session(self, session: str, requests: Sequence[Request]) -> list[Request]:
         if session and not self._loop.parks:

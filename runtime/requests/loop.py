@@ -15,12 +15,13 @@ from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.predictions import Prediction, Predictions
+from snapexport.runtime.engine.rows import Row
 from snapexport.runtime.requests.drafters.drafter import Draft, Drafter, StepInputs
 from snapexport.runtime.requests.drafters.speculation import Speculation
 from snapexport.runtime.requests.generation import Generation
 from snapexport.runtime.requests.parked_row import ParkedRow
 from snapexport.runtime.requests.parked_rows import ParkedRows
-from snapexport.runtime.requests.pieces import pieces
+from snapexport.runtime.requests.pieces import Piece, pieces
 from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.runtime.requests.sampling import can_sample
 from snapexport.runtime.requests.scheduler import Schedule, Scheduler, Work
@@ -75,9 +76,22 @@ class Loop:
         least = 1 if too_long else (len(prompt) - 1) % prefill.chunk + 1
         if self._parked and (found := self._parked.find(prompt, least, live.session)):
             live.begins_with, live.prefilled = found.row, len(found.token_ids)
-        onto_row = live.begins_with is not None or too_long
-        work = pieces(len(prompt), live.prefilled, prefill, onto_row=onto_row)
-        self._scheduler.add(request_id, work)
+        live.cached_tokens = live.prefilled
+        self._scheduler.add(request_id, self._pieces(live))
+
+    def _pieces(self, live: Generation) -> Sequence[Piece]:
+        """The prompt's work: at once, or in two parts with a row to park between them."""
+        prompt, prefill, done = live.prompt_token_ids, self._limits.prefill, live.prefilled
+        found: tuple[Piece, ...] = ()
+        if live.park_at < prefill.chunk:  # a row that may save no chunk is not worth a block
+            live.park_at = 0
+        if self._parked and done < live.park_at < len(prompt):
+            live.cached_token_ids = prompt[: live.park_at]
+            onto_row = done > 0 or prefill.is_too_long(live.park_at)
+            found = pieces(live.park_at, done, prefill, onto_row=onto_row)
+            done = live.park_at
+        onto_row = done > 0 or prefill.is_too_long(len(prompt))
+        return (*found, *pieces(len(prompt), done, prefill, onto_row=onto_row))
 
     def _require_hand_over(self, request: Request) -> None:
         require_compatible(
@@ -146,8 +160,8 @@ class Loop:
         self._scheduler.finish(request_id)
 
     def prefilled(self, request_id: int) -> int:
-        """Prompt tokens of a live request that are prefilled; 0 while it waits."""
-        return self._live[request_id].prefilled
+        """Prompt tokens of a request that are prefilled; 0 while it waits, or once it ended."""
+        return live.prefilled if (live := self._live.get(request_id)) else 0
 
     @property
     def parks(self) -> bool:
@@ -259,6 +273,7 @@ class Loop:
         if work.request_id not in self._live:
             return []
         live, piece = self._live[work.request_id], work.piece
+        is_beginning = live.is_beginning
         try:
             prediction = self._take(live, work)
         except Exception as error:
@@ -266,10 +281,9 @@ class Loop:
         is_prompt = live.cached_token_ids is live.prompt_token_ids
         live.prefilled = max(live.prefilled, min(piece.end, len(live.prompt_token_ids)))
         # A broken piece ends its request now: a later cancel would leave its NaN in the caches.
-        if piece.is_last or not can_sample(prediction):
+        if (piece.is_last and not is_beginning) or not can_sample(prediction):
             delta = self._sample(work.request_id, work.slot, prediction)
-            row = live.begins_with if is_prompt else None
-            return [replace(delta, cached_tokens=row.prompt_length if row else 0)]
+            return [replace(delta, cached_tokens=live.cached_tokens if is_prompt else 0)]
         return []
 
     def _take(self, live: Generation, work: Work) -> Prediction:
@@ -279,18 +293,31 @@ class Loop:
             parking.resume(work.slot, live.begins_with)
         tokens = live.cached_token_ids
         prediction = self._executor.take(work.slot, tokens, piece, live.temperature)
-        if piece.is_last and self._keeps_rows and can_sample(prediction):
+        if piece.is_last and self._keeps_row_of(live) and can_sample(prediction):
             assert parking, "rows are kept only where they can be extended"
-            row = parking.park(work.slot, piece)
-            if self._compress_every:
-                live.row = row
-            if self._parked:
-                self._parked.keep(ParkedRow(tokens, row, live.session))
+            self._keep(live, parking.park(work.slot, piece))
         return prediction
 
-    @property
-    def _keeps_rows(self) -> bool:
-        return bool(self._parked or self._compress_every)
+    def _keep(self, live: Generation, row: Row) -> None:
+        """Keep a copy of a batch slot that was just filled, for whoever goes on from it."""
+        if self._parked and self._parks(live):
+            self._parked.keep(ParkedRow(live.cached_token_ids, row, live.session))
+        if live.is_beginning:
+            live.begins_with, live.cached_token_ids = row, live.prompt_token_ids
+        elif self._compress_every:
+            live.row = row
+
+    def _keeps_row_of(self, live: Generation) -> bool:
+        return bool(self._compress_every) or self._parks(live)
+
+    def _parks(self, live: Generation) -> bool:
+        """Whether the row that was just filled is parked.
+
+        The end of a prompt that is parked before it would take that row's place, and one token is
+        of no use to others.
+        """
+        is_place = live.is_beginning or not live.park_at
+        return self._parked is not None and is_place and len(live.cached_token_ids) > 1
 
     def _sample(self, request_id: int, slot: int, prediction: Prediction) -> OutputDelta:
         try:

@@ -45,7 +45,14 @@ class PromptTooLongError(UserError):
 
 
 class TextTooLongError(UserError):
-    """A text of more bytes than are tokenized."""
+    """A text of more bytes than are tokenized. most: tokens of the longest prompt."""
+
+    def __init__(self, size: int, most_bytes: int, most: int) -> None:
+        super().__init__(
+            f"a prompt has {size} bytes, {most_bytes} are read at the most",
+            "shorten it, or send token ids",
+        )
+        self.most = most
 
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:
@@ -65,7 +72,9 @@ def read(
 ) -> list[Request]:
     """Return one request for each prompt, in order. Raises UserError."""
     each = _one_or_many(prompts)
-    how = [_usable(one, tokenizer) for one in params_for_each(params, len(each))]
+    how = params_for_each(params, len(each))
+    for one in how:
+        require_usable(one, tokenizer, limits)
     requests = [
         Request(_token_ids(prompt, tokenizer, limits), one)
         for prompt, one in zip(each, how, strict=True)
@@ -82,10 +91,7 @@ def require_readable(prompt: Prompt, limits: Limits) -> None:
     """
     most = max(LEAST_BYTES, limits.longest_prompt * BYTES_PER_TOKEN)
     if isinstance(prompt, str) and (size := len(prompt.encode(errors="surrogatepass"))) > most:
-        raise TextTooLongError(
-            f"a prompt has {size} bytes, {most} are read at the most",
-            "shorten it, or send token ids",
-        )
+        raise TextTooLongError(size, most, limits.longest_prompt)
 
 
 def read_scored(
@@ -155,12 +161,14 @@ def params_for_each(params: Params, count: int) -> Sequence[SamplingParams]:
     return params
 
 
-def _usable(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+def require_usable(params: SamplingParams, tokenizer: Tokenizer | None, limits: Limits) -> None:
+    """Raise UserError for parameters that the build can't follow."""
     if not isinstance(params, SamplingParams):
         raise UserError(f"{params!r} is not a SamplingParams", "make one: SamplingParams(...)")
     if params.stop and tokenizer is None:
         raise _no_tokenizer("a stop string was given")
-    return params
+    for token in params.logit_bias or ():
+        _known_token(token, limits.vocab_size)
 
 
 def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None, limits: Limits) -> tuple[int, ...]:

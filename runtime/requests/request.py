@@ -5,13 +5,15 @@ Knows no executor, no scheduler and no tokenizer.
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal
 
 from snapexport.errors import UserError
 from snapexport.runtime.engine.rows import Row
+from snapexport.runtime.requests.grammars.grammar import Grammar
+from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 """stop: an end-of-sequence token, a stop token or a stop string. length: max_tokens or the build's
@@ -28,6 +30,9 @@ MAX_STOPS, MAX_STOP_CHARACTERS = 64, 1024
 
 MAX_SESSION_CHARACTERS = 256
 
+MOST_BIAS = 100.0
+"""A larger `logit_bias` counts as this one, in either direction, as in vLLM."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -38,6 +43,14 @@ class SamplingParams:
     A text in `stop` ends the request and is not part of its text, and so does a token in
     `stop_token_ids`. logprobs: how many likeliest tokens each output token reports beside its own
     log probability; None reports nothing.
+
+    As in vLLM: presence_penalty and frequency_penalty are taken off the logits of tokens that the
+    answer has, once and for each time. repetition_penalty divides the positive logits of tokens
+    that the prompt or the answer has, and multiplies the negative ones. min_p leaves out tokens of
+    less than that share of the likeliest one's probability. logit_bias is added, by token. Nothing
+    ends the answer before min_tokens. structured_outputs prescribes the answer's form: it ends with
+    "stop" when nothing may follow, and may end by an end token where it is complete.
+    skip_special_tokens: leave them out of the text.
     """
 
     max_tokens: int = 256
@@ -49,6 +62,14 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     stop_token_ids: Sequence[int] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    min_tokens: int = 0
+    structured_outputs: StructuredOutputs | None = None
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         self._require("max_tokens", _whole(self.max_tokens, 1), "a whole number, 1 or more")
@@ -56,7 +77,8 @@ class SamplingParams:
         self._require("top_p", _real(self.top_p, 0, 1) and self.top_p > 0, "above 0 and at most 1")
         self._require("top_k", _whole(self.top_k, 0), "0 (off) or a whole number above it")
         self._require("seed", self.seed is None or _whole(self.seed, 0), "0 or more, or None")
-        self._require("ignore_eos", isinstance(self.ignore_eos, bool), "True or False")
+        for name in ("ignore_eos", "skip_special_tokens"):
+            self._require(name, isinstance(getattr(self, name), bool), "True or False")
         few = self.logprobs is None or _whole(self.logprobs, 0, MAX_LOGPROBS)
         self._require("logprobs", few, f"a whole number from 0 to {MAX_LOGPROBS}, or None")
         if isinstance(self.stop, str):
@@ -69,11 +91,31 @@ class SamplingParams:
         known = few and all(_whole(token, 0) for token in tokens)
         self._require("stop_token_ids", known, f"up to {MAX_STOPS} token ids")
         object.__setattr__(self, "stop_token_ids", tuple(map(int, tokens)))
+        self._check_processors()
+
+    def _check_processors(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._require(name, _real(getattr(self, name), -2, 2), "a number from -2 to 2")
+        penalty = self.repetition_penalty
+        self._require("repetition_penalty", _real(penalty, 0) and penalty > 0, "a number above 0")
+        self._require("min_p", _real(self.min_p, 0, 1), "a number from 0 to 1")
+        self._require(
+            "min_tokens",
+            _whole(self.min_tokens, 0, self.max_tokens),
+            f"a whole number from 0 to max_tokens, {self.max_tokens}",
+        )
+        form = self.structured_outputs
+        fits = form is None or isinstance(form, StructuredOutputs)
+        self._require("structured_outputs", fits, "a StructuredOutputs, or None")
+        if self.logit_bias is not None:
+            bias = _bias(self.logit_bias)
+            self._require("logit_bias", bias is not None, "a number for each of its token ids")
+            object.__setattr__(self, "logit_bias", bias)
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:
             raise UserError(
-                f"{name} {getattr(self, name)!r} cannot be used", f"{name} must be {allowed}"
+                f"{name} {getattr(self, name)!r:.200} cannot be used", f"{name} must be {allowed}"
             )
 
 
@@ -100,10 +142,12 @@ class Request:
     """A prompt that fits the executor's limits, and how to continue it. Made by `prompts.read`.
 
     continuation: tokens that follow the prompt. Decode takes them one by one, after the prompt was
-    compressed. params None: the request ends with them, and nothing is sampled.
+    compressed. params None: the request ends with them, and nothing is sampled. prompt_logprobs:
+    each of them has logprobs with so many likeliest tokens, in place of a score. park_at: tokens of
+    the prompt after which its row is parked, where rows are; 0: at its end.
     hand_over: end after the first token, and keep the prompt's row for another executor. prefilled:
     a row that another executor handed over; nothing is prefilled here. session: of parked rows,
-    those of the same session alone are used.
+    those of the same session alone are used. grammar: of `params.structured_outputs`, compiled.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -112,6 +156,9 @@ class Request:
     hand_over: bool = False
     prefilled: Prefilled | None = None
     session: str = ""
+    grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
+    park_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +187,12 @@ class TokenLogprobs:
 class OutputDelta:
     """The output that one step adds to one request. The last delta alone has a finish_reason.
 
-    A step that takes a token of the request's continuation gives its score, and no text or token.
-    logprobs: one for each token if the parameters want them. exception: the executor's, if it ended
-    the request with "error". row: the prompt's, of a request that hands it over; its batch slot is
-    kept until `LLM.release`. cached_tokens: of a first delta, the prompt's tokens that a parked row
-    held. drafted, accepted: tokens that were guessed for this step, and those
-    of them that were right.
+    A step that takes a token of the request's continuation gives its score or its logprobs, and no
+    text or token. logprobs: one for each token if the parameters want them. exception: the
+    executor's, if it ended the request with "error". row: the prompt's, of a request that hands it
+    over; its batch slot is kept until `LLM.release`. cached_tokens: of a first delta, the prompt's
+    tokens that a parked row held. drafted, accepted: tokens that were guessed for this step, and
+    those of them that were right.
     """
 
     request_id: int
@@ -201,6 +248,15 @@ def _real(value: object, least: float, most: float = sys.float_info.max) -> bool
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     return least <= float(value) <= most
+
+
+def _bias(values: object) -> dict[int, float] | None:
+    """The bias of each token, within the limits; None if some key or value is no number."""
+    if not isinstance(values, Mapping):
+        return None
+    if not all(_whole(k, 0) and _real(v, -sys.float_info.max) for k, v in values.items()):
+        return None
+    return {int(k): min(max(float(v), -MOST_BIAS), MOST_BIAS) for k, v in values.items()}
 
 
 def _are_texts(values: object) -> bool:

@@ -1,4 +1,4 @@
-"""Chooses a token from a prediction: temperature, then top-k, then top-p, as Hugging Face does.
+"""Chooses a token from a prediction: temperature, then min-p, top-k and top-p.
 
 Pure functions of one request's prediction and its own generator: neighbours change nothing. If the
 prediction has top tokens and they are enough, the logits are not read, and the token is the same.
@@ -106,16 +106,25 @@ def choices_of_logits(logits: Logits, params: SamplingParams) -> Choices:
 
 def choices_of_top_tokens(top_tokens: TopTokens, params: SamplingParams) -> Choices | None:
     """Return the same choices from the top tokens; None if another token may come next."""
-    if 0 < params.top_k <= len(top_tokens.tokens):
-        tokens, logits = _ascending(top_tokens, params.top_k)
+    given = len(top_tokens.tokens)
+    if 0 < params.top_k <= given or _is_below_min_p(top_tokens.logits[-1], top_tokens, params):
+        tokens, logits = _ascending(top_tokens, min(params.top_k or given, given))
         return tokens, _shaped(logits, params)
-    if params.top_k or params.top_p == 1:
+    if params.top_k or params.min_p or params.top_p == 1:
         return None
     count = _nucleus(top_tokens, params)
     if count is None:
         return None
     tokens, logits = _ascending(top_tokens, count)
     return tokens, _weights(logits, params.temperature)
+
+
+def _is_below_min_p(logit: np.float32, top_tokens: TopTokens, params: SamplingParams) -> bool:
+    """Whether a token of this logit is left out, and so are all less likely ones."""
+    if not params.min_p:
+        return False
+    both = np.array([top_tokens.logits[0], logit])
+    return bool(_weights(both, params.temperature)[1] < params.min_p)
 
 
 def _ascending(top_tokens: TopTokens, count: int) -> tuple[list[int], Logits]:
@@ -157,8 +166,10 @@ def _top_k(logits: Logits, k: int) -> tuple[list[int], Logits]:
 
 
 def _shaped(logits: Logits, params: SamplingParams) -> Weights:
-    """Weights under temperature and top-p."""
+    """Weights under temperature, min-p and top-p. The largest one is 1."""
     weights = _weights(logits, params.temperature)
+    if params.min_p:
+        weights[weights < params.min_p] = 0.0
     return _top_p(weights, params.top_p) if params.top_p < 1 else weights
 
 

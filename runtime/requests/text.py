@@ -13,8 +13,8 @@ from tokenizers.decoders import DecodeStream
 class Detokenizer:
     """Text of a growing list of tokens, held back while its last character is incomplete."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._tokenizer, self._skips = tokenizer, skip_special_tokens
         self._restart()
 
     def push(self, token: int) -> str:
@@ -33,12 +33,12 @@ class Detokenizer:
 
     def finish(self) -> str:
         """The text still held back, with a replacement character where it is incomplete."""
-        text = self._tokenizer.decode(self._held)
+        text = self._tokenizer.decode(self._held, skip_special_tokens=self._skips)
         self._restart()
         return text
 
     def _restart(self) -> None:
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=self._skips)
         self._held: list[int] = []
 
 
@@ -54,10 +54,17 @@ class StopStrings:
         self._held = ""
         self.found = False
 
-    def push(self, text: str) -> str:
-        """The part of the text so far that can no longer belong to a stop string."""
+    def push(self, text: str, may_stop: bool = True) -> str:
+        """The part of the text so far that can no longer belong to a stop string.
+
+        may_stop: whether a stop string counts that ends in this text.
+        """
+        if self.found:
+            return ""
+        searched = len(self._held)
         self._held += text
-        ends = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(self._find(stop, searched), stop) for stop in self._stops if may_stop]
+        ends = [(at + len(stop), at) for at, stop in found if at >= 0]
         if ends:
             self.found = True
             return self._release(min(ends)[1])
@@ -66,6 +73,10 @@ class StopStrings:
     def finish(self) -> str:
         """The text held back, which was no stop string; empty if one was found."""
         return "" if self.found else self._release(len(self._held))
+
+    def _find(self, stop: str, searched: int) -> int:
+        """Where it begins in the held text; -1 if it does not end after what was searched."""
+        return self._held.find(stop, max(0, searched - len(stop) + 1))
 
     def _release(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
@@ -84,8 +95,10 @@ class StopStrings:
 class TextStream:
     """A detokenizer followed by the stop strings."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], skip_special_tokens: bool = True
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens)
         self._stops = StopStrings(stops)
 
     @property
@@ -93,9 +106,9 @@ class TextStream:
         """Whether a stop string was met. No text follows it."""
         return self._stops.found
 
-    def push(self, token: int) -> str:
+    def push(self, token: int, may_stop: bool = True) -> str:
         """The text that became certain with this token."""
-        return self._stops.push(self._detokenizer.push(token))
+        return self._stops.push(self._detokenizer.push(token), may_stop)
 
     def finish(self) -> str:
         """The text that was held back."""
@@ -107,7 +120,7 @@ class NoText:
 
     stopped = False
 
-    def push(self, token: int) -> str:
+    def push(self, token: int, may_stop: bool = True) -> str:
         """Return an empty text."""
         return ""
 

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from snapexport.runtime.requests.llm import LLM
     from snapexport.runtime.requests.request import SamplingParams
+    from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> object:
         from snapexport.runtime.requests.request import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputs":
+        from snapexport.runtime.requests.structured_outputs import StructuredOutputs
+
+        return StructuredOutputs
     raise AttributeError(f"module 'snapexport' has no attribute '{name}'")

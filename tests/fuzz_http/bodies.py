@@ -22,12 +22,18 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "The old", **SAMPLING}),
     (COMPLETIONS, {"prompt": [1, 2, 3], "echo": True, "max_tokens": 3}),
     (COMPLETIONS, {"prompt": [[1, 2], [3]], "logprobs": 2, "max_tokens": 3, "stream": True}),
+    (COMPLETIONS, {"prompt": [1, 2, 3], "echo": True, "logprobs": 1, "max_tokens": 0}),
+    (CHAT, {"messages": TALK, "add_generation_prompt": False, "continue_final_message": True}),
+    ("/tokenize", {"messages": TALK, "return_token_strs": True}),
+    ("/tokenize", {"prompt": "The old", "add_special_tokens": False}),
+    ("/detokenize", {"tokens": [1, 2, 3]}),
     (COMPLETIONS, {"prompt": ["a", "b"], "logit_bias": {}, "user": "me", "max_tokens": 3}),
 ]
 FIELDS = (
     "model messages prompt stream stream_options n stop max_tokens temperature top_p seed top_k "
     "ignore_eos logprobs top_logprobs chat_template_kwargs echo logit_bias tools metadata user "
-    "response_format max_completion_tokens frequency_penalty functions __proto__ [/b] \x1b[31m"
+    "response_format max_completion_tokens frequency_penalty functions tokens "
+    "continue_final_message reasoning_effort stop_token_ids __proto__ [/b] \x1b[31m"
 ).split()
 
 

@@ -62,12 +62,13 @@ def problem(answer: Answer) -> str | None:
     except ValueError:
         return f"status {answer.status}, not JSON: {answer.body[:200]!r}"
     if answer.status == 200:
-        return None if "object" in value else f"no object: {answer.body[:200]!r}"
+        is_known = not value.keys().isdisjoint(("object", "tokens", "prompt"))
+        return None if is_known else f"no object: {answer.body[:200]!r}"
     return _problem_of_error(value)
 
 
 def _problem_of_stream(body: bytes) -> str | None:
-    events = [event for event in body.split(b"\n\n") if event]
+    events = [event for event in body.split(b"\n\n") if event and not event.startswith(b": ")]
     if not events or any(not event.startswith(b"data: ") for event in events):
         return f"not events: {body[:200]!r}"
     last = events[-1].removeprefix(b"data: ")

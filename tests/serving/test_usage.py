@@ -17,7 +17,12 @@ def test_cached_tokens_of_a_prompt_count_once_for_all_its_answers() -> None:
     }
 
 
-def test_a_prompt_without_a_parked_row_has_no_details() -> None:
+def test_a_prompt_without_a_parked_row_has_no_cached_tokens() -> None:
     usage = Usage(prompt_tokens=3, answers_each=1)
     usage.add(0, OutputDelta(0, "a", (5,), "stop"))
-    assert usage.as_json() == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+    assert usage.as_json() == {
+        "prompt_tokens": 3,
+        "completion_tokens": 1,
+        "total_tokens": 4,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }

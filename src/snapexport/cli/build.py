@@ -61,8 +61,8 @@ HELPS = OF_GRAPHS | {
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
     "L_obs": "last prompt tokens, whose queries vote (default: 8; with a chat template ten more "
     "than the tokens that it writes after a question)",
-    "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 31, "
-    "but about two thirds of K where that is less; 7 for snapkv)",
+    "pool_kernel": "width of the pool of votes; odd (default: 31, but about two thirds of K where "
+    "that is less; 7 for snapkv)",
     "vote": "sum of the queries' attention, or of its squares, which favours a sure query "
     "(default: sum-squares; sum for sage and snapkv)",
     "pool": "mean or highest vote of the neighbours (default: avg)",
@@ -71,8 +71,7 @@ HELPS = OF_GRAPHS | {
     "group": "how votes of the query heads of a KV head are combined (default: mean)",
     "budget": "K of the layers: equal, or falling from first to last as in PyramidKV; heads: K of "
     "each KV head, by --head-budget (default: uniform)",
-    "head_budget": "K of each KV head, in a JSON file (docs/reference/vote-options.md): the heads "
-    "of a layer share its cache slots (default: each has as many)",
+    "head_budget": "K of each KV head, in a JSON file (docs/reference/vote-options.md)",
     "head_groups": "most groups of a layer's KV heads: a group's heads keep as many positions "
     "(default: 2)",
     "vote_queries": "whose queries vote: the last --L-obs prompt tokens'; those of as many pseudo "

@@ -18,6 +18,8 @@ SAMPLING = {
     "temperature": "randomness of the choice; 0: always the likeliest token",
     "top_p": "sample from the likeliest tokens that together have this probability",
     "top_k": "sample from this many of the likeliest tokens; 0: all",
+    "min_p": "least share of the likeliest token's probability",
+    "repetition_penalty": "against tokens that came before; 1: off",
     "seed": "makes sampling repeatable",
     "ignore_eos": "continue after the end-of-sequence token",
 }
@@ -50,9 +52,8 @@ def add_running(parser: argparse.ArgumentParser) -> None:
         "--prefill",
         choices=PREFILLS,
         default=PREFILLS[0],
-        help="how prompts are taken: chunks, into a cache of full length, compressed at the end; "
-        "or blocks, onto the compressed cache, in memory that does not grow with the prompt and "
-        "beyond L_max: for builds with --extend (default: chunks)",
+        help="chunks: into a cache of full length, compressed at the end; blocks: onto the "
+        "compressed cache, beyond L_max too, with --extend (default: chunks)",
     )
     parser.add_argument(
         "--no-speculation",
@@ -65,8 +66,7 @@ def add_running(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="tokens of an output after which these tokens, and what they have pushed out of the "
-        "ring, are voted on; with a build that has --extend (default: never)",
+        help="vote on an output after so many tokens, with --extend (default: never)",
     )
 
 

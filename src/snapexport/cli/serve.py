@@ -32,16 +32,28 @@ ACCESS = {
     "api_key": f"key that requests must send, but for /health (default: ${API_KEY}, or none)",
     "allowed_host": "further names by which clients reach the server, in the header Host; *: any "
     "(default: loopback names if it listens on loopback, else any)",
+    "allowed_origin": "origins whose pages a browser may show the answers, such as "
+    "http://localhost:3000; *: any (default: none)",
     "access_log": "write a line for each request to standard error, without its content",
 }
 MODEL = flags.SERVED | {
-    "parked_rows": "prompts whose compressed caches are kept in the host's memory, so that the "
-    "next turn of a conversation costs its own tokens; for builds with --extend",
+    "parked_rows": "prompts whose compressed caches are kept for the next turn of a conversation, "
+    "with --extend",
     "parked_dir": "folder where these caches are written too, and found again after a restart",
     "parked_dir_bytes": "most bytes in that folder",
-    "compress_every": "tokens of an answer after which these tokens, and what they have pushed out "
-    "of the ring, are voted on; 0: never; for builds with --extend",
+    "compress_every": "vote on an answer after so many tokens, with --extend; 0: never",
     "no_speculation": "guess no tokens ahead, with a build that has --tokens-per-step",
+}
+CHATS = {
+    "tool_parser": "how the model writes tool calls; auto: by its chat template; none: as text",
+    "reasoning_parser": "how it writes its reasoning; none: as a part of the answer",
+}
+DEFAULTS = {
+    "temperature": "of requests that name none (default: generation_config.json's, else 1)",
+    "top_p": "of requests that name none (default: generation_config.json's, else 1)",
+    "max_tokens": "of requests that name none (default: 16 for completions; for chats all that is "
+    "left of the model's positions)",
+    "no_generation_config": "don't read the sampling that the checkpoint recommends",
 }
 TIMES = {
     "request_seconds": "longest time of an answer; a longer one ends with status 504",
@@ -57,19 +69,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     flags.add_fields(model, ServeOptions, MODEL)
     flags.add_backend(model)
+    flags.add_fields(parser.add_argument_group("chats"), ServeOptions, CHATS)
+    flags.add_fields(parser.add_argument_group("defaults of requests"), ServeOptions, DEFAULTS)
     flags.add_fields(parser.add_argument_group("times"), ServeOptions, TIMES)
     parser.add_argument("--json", action="store_true", help="print the addresses as one JSON line")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes."""
-    given = flags.values(arguments, API | ACCESS | MODEL | TIMES)
+    given = flags.values(arguments, API | ACCESS | MODEL | CHATS | DEFAULTS | TIMES)
     if given["api_key"] is None:  # the environment does not show in a list of processes
         given["api_key"] = os.environ.get(API_KEY)
     options = ServeOptions(build=arguments.build, backend=arguments.backend, **given)
     with needs_extra("serve"):
         from snapexport.serving.serve import Report, serve
-    serve(options, Report(_print_json if arguments.json else _print, _print_draining))
+    serving = _print_json if arguments.json else _print
+    serve(options, Report(_print_defaults, serving, _print_draining))
     return 0
 
 
@@ -81,6 +96,10 @@ def _print(addresses: Addresses) -> None:
         f"  metrics  {addresses.metrics}",
     ]
     OUT.print("\n".join([*lines, "", addresses.curl]))
+
+
+def _print_defaults(text: str) -> None:
+    ERR.print(f"requests that name none get {text}", soft_wrap=True)
 
 
 def _print_draining(seconds: float) -> None:

@@ -54,15 +54,15 @@ class GraphOptions:
     decode_attention: DecodeAttention | None = field(
         default=None,
         metadata=_help(
-            "cache slots that a decode step reads: all, or the valid ones alone, in ONNX Runtime: "
-            "faster where many are empty (default: all; valid for int8)"
+            "cache slots that a decode step reads: all, or in ONNX Runtime the valid ones alone "
+            "(default: all; valid for int8)"
         ),
     )
     top_tokens: int = field(
         default=0,
         metadata=_help(
-            "likeliest next tokens that the graphs output beside the logits, so that a GPU need "
-            "not copy all logits to the host in each step; 0: none"
+            "likeliest next tokens that the graphs output, so that a GPU need not copy all logits "
+            "in each step; 0: none"
         ),
     )
     share_weights: bool | None = field(

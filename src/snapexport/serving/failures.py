@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-FailureCode = Literal["full", "stopping", "cancelled", "deadline", "internal"]
-"""full: all batch slots and places in the queue are taken."""
+from snapexport.errors import UserError
+
+FailureCode = Literal["full", "stopping", "cancelled", "deadline", "internal", "invalid"]
+"""full: all batch slots and places in the queue are taken. invalid: the request itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +44,6 @@ def late(seconds: float) -> Failure:
 
 def internal(error: Exception) -> Failure:
     """The failure of a request that an exception of the runtime ended."""
+    if isinstance(error, UserError):
+        return Failure(str(error), "invalid")
     return Failure(f"the runtime failed: {type(error).__name__}: {error}", "internal")

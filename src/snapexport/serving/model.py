@@ -9,6 +9,7 @@ Knows neither HTTP, Triton nor Dynamo.
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +20,7 @@ from snapexport.errors import UserError
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.end_token import Template
+from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Prompt, encode, require_readable
@@ -26,7 +28,7 @@ from snapexport.runtime.requests.request import Request, SamplingParams
 from snapexport.serving.metrics import Metric, Observe, TextForm, constant_gauges
 from snapexport.serving.options import ModelOptions
 from snapexport.serving.streams import Streams
-from snapexport.serving.token_text import TokenText, token_texts
+from snapexport.serving.token_text import TokenText
 
 
 class Model:
@@ -39,19 +41,24 @@ class Model:
         *,
         log: Callable[[str], None],
         template: Template | None = None,
+        output_format: OutputFormat | None = None,
         gauges: Mapping[str, float] | None = None,
         observe: Observe | None = None,
         max_pending: int = 64,
         request_seconds: float = 0.0,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        """log: takes tracebacks. template: of chats; None refuses them. observe: in place of the
-        histograms of `metrics`. max_pending: requests that may wait for a batch slot.
-        request_seconds: the timeout of a request; 0: none.
+        """log: takes tracebacks. template: of chats; None refuses them. output_format: of answers
+        in chats; None: by the template's text. observe: in place of the histograms of `metrics`.
+        max_pending: requests that may wait for a batch slot. request_seconds: the timeout of a
+        request; 0: none. defaults: fields of SamplingParams for requests that do not name them.
         """
         self.name, self.llm = name, llm
+        self.defaults = defaults or {}
         self.most_answers = llm.executor.limits.batch + max_pending
         """Answers that can run and wait at once."""
         self._template = template
+        self.output_format = output_format or OutputFormat.of(template.source if template else "")
         self._gauges = gauges or {}
         self._text_form = TextForm()
         self.streams = Streams(
@@ -69,8 +76,10 @@ class Model:
         log: Callable[[str], None],
         *,
         template: Template | None = None,
+        output_format: OutputFormat | None = None,
         observe: Observe | None = None,
         request_seconds: float = 0.0,
+        defaults: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> "Model":
         """Load a build. settings: further arguments of `LLM`. Raises UserError."""
@@ -80,15 +89,19 @@ class Model:
             max_num_batched_tokens=options.max_num_batched_tokens,
             **settings,
         )
+        with suppress(UserError):  # a request that has a form will hear why it can't be had
+            llm.open_grammars()
         return cls(
             options.model_name,
             llm,
             log=log,
             template=template,
+            output_format=output_format,
             gauges=constant_gauges(Manifest.read(options.build)),
             observe=observe,
             max_pending=options.max_pending,
             request_seconds=request_seconds,
+            defaults=defaults,
         )
 
     @property
@@ -101,8 +114,20 @@ class Model:
 
     @cached_property
     def text_of(self) -> TokenText:
-        """The text of a token."""
-        return token_texts(self.tokenizer)
+        """The text and the bytes of a token."""
+        return TokenText(self.tokenizer)
+
+    @cached_property
+    def added_tokens(self) -> dict[str, int]:
+        """The tokenizer's added tokens by their texts."""
+        known = self.tokenizer.get_added_tokens_decoder().items() if self.tokenizer else ()
+        return {token.content: index for index, token in known}
+
+    @cached_property
+    def special_texts(self) -> frozenset[str]:
+        """Texts of the tokenizer's special tokens."""
+        known = self.tokenizer.get_added_tokens_decoder().values() if self.tokenizer else ()
+        return frozenset(token.content for token in known if token.special)
 
     @cached_property
     def chat(self) -> ChatPrompts | None:

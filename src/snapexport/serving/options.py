@@ -6,12 +6,15 @@ from pathlib import Path
 
 from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError, flag_of
+from snapexport.runtime.chat.parsers.table import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.row_files import DEFAULT_BYTES
 
 MOST_PORT = 65535
+MOST_TEMPERATURE = 2
 
 _HOST = re.compile(r"\*|[A-Za-z0-9]([A-Za-z0-9.-]*)|\[[0-9A-Fa-f:.]+\]")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -82,7 +85,14 @@ class ServeOptions(ModelOptions):
     drain_seconds: float = 30
     api_key: str | None = field(default=None, repr=False)
     allowed_host: tuple[str, ...] = ()
+    allowed_origin: tuple[str, ...] = ()
     access_log: bool = False
+    tool_parser: str = field(default=AUTO, metadata={"choices": TOOL_PARSERS})
+    reasoning_parser: str = field(default=AUTO, metadata={"choices": REASONING_PARSERS})
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    no_generation_config: bool = False
 
     def __post_init__(self) -> None:
         self.require_port()
@@ -90,9 +100,19 @@ class ServeOptions(ModelOptions):
         for name in ("drain_seconds", "parked_rows", "parked_dir_bytes", "compress_every"):
             if not getattr(self, name) >= 0:
                 raise self.unusable(name, "0 or more")
+        self._require_usable_defaults()
         require_compatible(vars(self))
         self._require_usable_access()
         super().__post_init__()
+
+    def _require_usable_defaults(self) -> None:
+        """The limits are those of requests."""
+        if self.temperature is not None and not 0 <= self.temperature <= MOST_TEMPERATURE:
+            raise self.unusable("temperature", f"0 (greedy) to {MOST_TEMPERATURE}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise self.unusable("top_p", "a number above 0, up to 1")
+        if self.max_tokens is not None:
+            self.require_least("max_tokens", 1)
 
     def _require_usable_access(self) -> None:
         key = self.api_key
@@ -106,4 +126,11 @@ class ServeOptions(ModelOptions):
                 raise UserError(
                     f"--allowed-host {name} is no host's name",
                     "give a name or an address without scheme and port, or * for any",
+                )
+        for origin in self.allowed_origin:
+            if not _ORIGIN.fullmatch(origin):
+                raise UserError(
+                    f"--allowed-origin {origin} is no origin",
+                    "give a scheme, a name and a port if there is one, such as "
+                    "http://localhost:3000, or * for any",
                 )

@@ -7,14 +7,18 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import open_template
+from snapexport.runtime.chat.end_token import Template
+from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.chat.template_files import has_template
 from snapexport.serving.addresses import Addresses, url_of
+from snapexport.serving.defaults import Defaults
 from snapexport.serving.model import Model, require_tokenizer
 from snapexport.serving.openai.access import Access, allowed_hosts
 from snapexport.serving.openai.api_server import Api
@@ -27,8 +31,12 @@ from snapexport.serving.warm_up import warm_up
 
 @dataclass(frozen=True)
 class Report:
-    """Called with the addresses once it serves, and with the drain's seconds."""
+    """Called with the addresses once it serves, and with the drain's seconds.
 
+    defaults: called with the values of requests that name none, if they are not OpenAI's.
+    """
+
+    defaults: Callable[[str], None]
     serving: Callable[[Addresses], None]
     draining: Callable[[float], None]
 
@@ -36,17 +44,24 @@ class Report:
 def serve(options: ServeOptions, report: Report) -> None:
     """Serve until SIGINT or SIGTERM. Raises UserError."""
     with bound(options.host, options.port) as listener:
-        asyncio.run(_answer(_load(options), options, listener, report))
+        defaults = Defaults.of(options)
+        if defaults.values:
+            report.defaults(str(defaults))
+        model = _load(options, defaults.values)
+        asyncio.run(_answer(model, options, listener, report))
 
 
-def _load(options: ServeOptions) -> Model:
+def _load(options: ServeOptions, defaults: Mapping[str, Any]) -> Model:
     """Load the build into this process, and run every graph once."""
     require_tokenizer(options)
+    template = open_template(options.build) if has_template(options.build) else None
     model = Model.load(
         options,
         logging.getLogger("uvicorn.error").error,
-        template=open_template(options.build) if has_template(options.build) else None,
+        template=template,
+        output_format=_output_format(template, options),
         request_seconds=options.request_seconds,
+        defaults=defaults,
         backend=options.backend,
         parked_rows=options.parked_rows,
         parked_dir=options.parked_dir,
@@ -62,6 +77,11 @@ def _load(options: ServeOptions) -> Model:
             f"try `snapexport generate {options.build} --prompt Hello`",
         ) from error
     return model
+
+
+def _output_format(template: Template | None, options: ServeOptions) -> OutputFormat:
+    source = template.source if template else ""
+    return OutputFormat.of(source, options.tool_parser, options.reasoning_parser)
 
 
 async def _answer(
@@ -85,7 +105,8 @@ async def _answer(
 
 def _access(options: ServeOptions, listener: socket.socket) -> Access:
     hosts = allowed_hosts(listener.getsockname()[0], options.allowed_host)
-    return Access(hosts, options.api_key, _log if options.access_log else None)
+    log = _log if options.access_log else None
+    return Access(hosts, options.api_key, log, options.allowed_origin)
 
 
 def _log(line: str) -> None:

@@ -85,9 +85,13 @@ class Streams:
         """Whether the LLM's last event was an internal failure."""
         return self.last_failure > self.last_output
 
+    def open(self, request: Request) -> Stream:
+        """A request with its timeout, `request_seconds`, for `outputs`."""
+        return Stream(request=request, timeout=self.request_seconds)
+
     def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
         """The outputs of one request, within `request_seconds`."""
-        return self.outputs(Stream(request=request, timeout=self.request_seconds))
+        return self.outputs(self.open(request))
 
     async def outputs(self, stream: Stream) -> AsyncGenerator[OutputDelta]:
         """Yield the outputs of one request. Only the last one has a finish_reason.

@@ -1,25 +1,64 @@
-"""The text of a single token, for log probabilities."""
+"""The text and the bytes of a single token, for log probabilities.
 
-from collections.abc import Callable
-from functools import lru_cache
+A token may be a part of a character. Its text is then a replacement character, and its bytes are
+those that the vocabulary spells: by a letter for each byte (GPT-2, Llama 3, Qwen), or as `<0xE2>`
+(SentencePiece).
+"""
 
-from tokenizers import Tokenizer
+import re
+from functools import cached_property, lru_cache
 
-TokenText = Callable[[int], str]
+from tokenizers import Tokenizer, pre_tokenizers
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+
+MOST_KEPT = 1 << 14
+"""Tokens whose text is kept."""
 
 
-def token_texts(tokenizer: Tokenizer | None) -> TokenText:
-    """A function from a token id to the token's text; without a tokenizer, to an empty text.
+class TokenText:
+    """Texts of a tokenizer's tokens; without a tokenizer they are empty."""
 
-    A token is decoded after another one, since some decoders drop a first token's leading space.
-    """
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._text = lru_cache(maxsize=MOST_KEPT)(self._decoded)
 
-    @lru_cache(maxsize=1 << 14)
-    def text_of(token: int) -> str:
-        if tokenizer is None:
+    def __call__(self, token: int) -> str:
+        """The token's text."""
+        return self._text(token)
+
+    def data(self, token: int) -> bytes:
+        """The token's bytes. Those of an answer join to its text."""
+        text = self._text(token)
+        if self._tokenizer is None or REPLACEMENT not in text:
+            return text.encode()
+        name = self._tokenizer.id_to_token(token) or ""
+        if byte := _FALLBACK.fullmatch(name):
+            return bytes.fromhex(byte[1])
+        letters = self._bytes_of_letters
+        return (
+            bytes(map(letters.__getitem__, name)) if letters.keys() >= set(name) else text.encode()
+        )
+
+    def is_part(self, token: int) -> bool:
+        """Whether the token's bytes are no text by themselves."""
+        return self.data(token) != self._text(token).encode()
+
+    def _decoded(self, token: int) -> str:
+        """The token is decoded after another one: some decoders drop a first leading space."""
+        if self._tokenizer is None:
             return ""
-        once = tokenizer.decode([token], skip_special_tokens=False)
-        twice = tokenizer.decode([token, token], skip_special_tokens=False)
+        once = self._tokenizer.decode([token], skip_special_tokens=False)
+        twice = self._tokenizer.decode([token, token], skip_special_tokens=False)
         return str(twice.removeprefix(once))
 
-    return text_of
+    @cached_property
+    def _bytes_of_letters(self) -> dict[str, int]:
+        """Latin-1's printable letters stand for themselves, those above for other bytes."""
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        own = {letter: ord(letter) for letter in letters if ord(letter) < 256}
+        others = sorted(set(range(256)) - set(own.values()))
+        above = [letter for letter in letters if ord(letter) >= 256]
+        return own | dict(zip(above, others, strict=True))

@@ -44,6 +44,8 @@ class ActiveRequest:
     """The LLM's request, once the worker has submitted it."""
     started: float | None = None
     """Time at which the request got a batch slot."""
+    prefilled: int = 0
+    """Tokens of the prompt, until its first token. Other threads may read it."""
     first_token: float | None = None
     tokens: int = 0
     ending: Failure | None = None
@@ -208,6 +210,8 @@ class Worker(Generic[Active]):
             if active.started is None and request_id not in waiting:
                 active.started = now
                 self._observe("queue_seconds", now - active.arrived)
+            if active.first_token is None:
+                active.prefilled = self._llm.prefilled(request_id)
 
     def _event(self, delta: OutputDelta, now: float) -> tuple[Active, Event]:
         """The event of a delta: an output, or a failure."""

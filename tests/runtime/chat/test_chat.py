@@ -120,9 +120,8 @@ def test_chat_answers_each_of_a_list_of_conversations(llm: LLM) -> None:
         ([[]], {}, "is not a conversation"),
         ([{"role": "user"}], {}, "is not a message"),
         ([{"role": "user", "content": ["a"]}], {}, "is not a message"),
-        ([{"role": "user", "content": "a", "name": "b"}], {}, "is not a message"),
         ([{"role": "user", "content": "a" * 99}], {}, "tokens, the build takes 90"),
-        (ASKED, {"thinks": True}, "does not read 'thinks'"),
+        (ASKED, {"messages": []}, "'messages' cannot be an option"),
     ],
 )
 def test_what_is_no_conversation_is_refused(

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from snapexport.errors import UserError
-from snapexport.runtime.chat import template_process
+from snapexport.runtime import confined
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.chat.template_process import TemplateProcesses
 
@@ -55,17 +55,16 @@ def test_template_that_loops_is_ended_and_others_go_on(processes: TemplateProces
 def test_template_that_waits_is_ended_by_the_clock(
     processes: TemplateProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_process, "SECONDS", 0.3)
+    monkeypatch.setattr(confined, "SECONDS", 0.3)
     with pytest.raises(UserError, match=r"more than 0\.3 s"):
         processes.render(TALK, True, {"loops": True})
 
 
 def test_process_that_was_killed_is_started_again(processes: TemplateProcesses) -> None:
     processes.render(TALK, True)
-    worker = processes._free.get()
-    processes._free.put(worker)
-    assert worker._child is not None
-    os.kill(worker._child.pid, signal.SIGKILL)
+    with processes._pool.worker() as worker:
+        assert worker._child is not None
+        os.kill(worker._child.pid, signal.SIGKILL)
     time.sleep(0.1)
     assert processes.render(TALK, True).endswith("Well")
 
@@ -96,4 +95,4 @@ def test_template_that_cannot_be_used_is_refused(source: str, says: str) -> None
 
 def test_worker_knows_no_secret_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SNAPEXPORT_API_KEY", "secret")
-    assert "secret" not in template_process._environment().values()
+    assert "secret" not in confined._environment().values()

@@ -38,21 +38,23 @@ def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> NDArra
     st.floats(0.05, 5),
     st.one_of(st.integers(0, 30), st.integers(0, MANY + 5)),
     st.sampled_from([0.01, 0.3, 0.5, 0.9, 0.999, 1.0]),
+    st.sampled_from([0.0, 0.001, 0.1, 0.9, 1.0]),
 )
 def test_sampling_distribution_equals_hugging_faces(
-    seed: int, temperature: float, k: int, p: float
+    seed: int, temperature: float, k: int, p: float, min_p: float
 ) -> None:
     logits = logits_of(seed, MANY)
-    params = SamplingParams(temperature=temperature, top_k=k, top_p=p)
+    params = SamplingParams(temperature=temperature, top_k=k, top_p=p, min_p=min_p)
     expected = warped(logits, params)
     np.testing.assert_allclose(probabilities(logits, params), expected, atol=1e-9)
 
 
 def warped(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float64]:
-    """The distribution as Hugging Face's `generate` makes it."""
+    """The distribution by Hugging Face's warpers, in vLLM's order."""
     torch = pytest.importorskip("torch")
     warpers = pytest.importorskip("transformers.generation.logits_process")
     chain = [warpers.TemperatureLogitsWarper(params.temperature)]
+    chain += [warpers.MinPLogitsWarper(params.min_p)] if params.min_p else []
     chain += [warpers.TopKLogitsWarper(params.top_k)] if params.top_k else []
     chain += [warpers.TopPLogitsWarper(params.top_p)] if params.top_p < 1 else []
     scores = torch.from_numpy(logits.astype(np.float64))[None]

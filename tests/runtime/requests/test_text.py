@@ -54,9 +54,12 @@ def test_special_tokens_are_no_text() -> None:
     assert "".join(deltas(BYTE_LEVEL, [*BYTE_LEVEL.encode("a").ids, 256])) == "a"
 
 
-def first_stop(text: str, stops: list[str]) -> str:
-    """The definition: the text before the stop string that ends first, the longest of those."""
-    for end in range(len(text) + 1):
+def first_stop(text: str, stops: list[str], least: int = -1) -> str:
+    """The definition: the text before the stop string that ends first, the longest of those.
+
+    least: characters that it ends after.
+    """
+    for end in range(least + 1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
             return text[: end - len(max(ending, key=len))]
@@ -77,6 +80,25 @@ def test_stop_strings_do_not_depend_on_the_split(pieces: list[str], stops: list[
     whole = "".join(pieces)
     assert out == first_stop(whole, stops)
     assert stream.found == any(stop in whole for stop in stops)
+
+
+@given(
+    st.lists(st.text("ab", min_size=0, max_size=4), max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    st.integers(0, 12),
+)
+def test_stop_strings_that_end_early_do_not_count(
+    pieces: list[str], stops: list[str], free: int
+) -> None:
+    """Of the first `free` pieces; one that begins there and ends later does."""
+    stream, out = StopStrings(stops), ""
+    for index, piece in enumerate(pieces):
+        out += stream.push(piece, may_stop=index >= free)
+        if stream.found:
+            break
+    out += stream.finish()
+    whole, least = "".join(pieces), len("".join(pieces[:free]))
+    assert out == first_stop(whole, stops, least)
 
 
 @given(st.text("abc", max_size=20), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))

@@ -59,13 +59,21 @@ def token(logits: Logits, params: SamplingParams) -> int:
     st.one_of(st.just(0.0), st.floats(1e-3, 5), st.sampled_from([1e-320, 1e-30, 1e6])),
     st.one_of(st.just(0), st.integers(1, VOCABULARY + 5)),
     st.sampled_from([1e-9, 0.3, 0.5, 0.9, 0.999, 1.0]),
+    st.sampled_from([0.0, 0.0, 0.01, 0.3, 1.0]),
     st.sampled_from([1, 8, 50, VOCABULARY]),
 )
 def test_top_tokens_give_the_same_token_as_logits(
-    seed: int, digits: int, scale: float, temperature: float, k: int, p: float, count: int
+    seed: int,
+    digits: int,
+    scale: float,
+    temperature: float,
+    k: int,
+    p: float,
+    min_p: float,
+    count: int,
 ) -> None:
     logits = logits_of(seed, scale, digits)
-    params = SamplingParams(temperature=temperature, top_k=k, top_p=p, seed=seed)
+    params = SamplingParams(temperature=temperature, top_k=k, top_p=p, min_p=min_p, seed=seed)
     try:
         found = token_without_logits(logits, count, params)
     except AskedForLogitsError:
@@ -85,6 +93,8 @@ def test_top_tokens_give_the_same_token_as_logits(
         ({"temperature": 0.7, "top_k": 51}, False),
         ({"temperature": 5.0, "top_p": 0.9}, False),
         ({"temperature": 0.7}, False),
+        ({"temperature": 0.7, "min_p": 0.1}, True),
+        ({"temperature": 5.0, "min_p": 0.01}, False),
     ],
 )
 def test_sampling_needs_logits_only_where_top_tokens_cannot_decide(

@@ -143,7 +143,7 @@ def test_one_token_is_the_prefill_workers(cluster: Cluster, llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"presence_penalty": 0.5}, "presence_penalty 0.5 is not supported"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"prompt": "vault " * 3000}, "tokens"),
     ],
 )

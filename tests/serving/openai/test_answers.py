@@ -1,5 +1,6 @@
 """Answers through OpenAI's own client, whose types check the objects."""
 
+import codecs
 from typing import Any
 
 import openai
@@ -141,8 +142,17 @@ def test_every_request_option_reaches_the_model(served: Served, client: openai.O
         logprobs=True,
         top_logprobs=2,
         user="anyone",
-        frequency_penalty=0,
-        extra_body={"top_k": 5, "ignore_eos": True},
+        frequency_penalty=0.25,
+        presence_penalty=-0.25,
+        logit_bias={"5": -100, "6": 2},
+        extra_body={
+            "top_k": 5,
+            "ignore_eos": True,
+            "repetition_penalty": 1.1,
+            "min_p": 0.05,
+            "min_tokens": 2,
+            "stop_token_ids": [9],
+        },
     )
     (request,) = served.llm.requests
     assert request.params == SamplingParams(
@@ -154,6 +164,13 @@ def test_every_request_option_reaches_the_model(served: Served, client: openai.O
         stop=("é",),
         logprobs=2,
         ignore_eos=True,
+        stop_token_ids=(9,),
+        frequency_penalty=0.25,
+        presence_penalty=-0.25,
+        repetition_penalty=1.1,
+        min_p=0.05,
+        logit_bias={5: -100.0, 6: 2.0},
+        min_tokens=2,
     )
 
 
@@ -205,7 +222,7 @@ def test_chat_logprobs_equal_the_runtimes(served: Served, client: openai.OpenAI)
     tokenizer = byte_level()
     for token, one in zip(streamed, expected.logprobs, strict=True):
         assert token.token == tokenizer.decode([one.token_id], skip_special_tokens=False)
-        assert token.bytes == (None if "\ufffd" in token.token else list(token.token.encode()))
+        assert bytes(token.bytes or ()) == _byte_of(tokenizer.id_to_token(one.token_id))
 
 
 def test_completion_logprobs_and_offsets_equal_the_runtimes(
@@ -215,13 +232,35 @@ def test_completion_logprobs_and_offsets_equal_the_runtimes(
     whole = client.completions.create(prompt=PROMPT, logprobs=1, **OPTIONS).choices[0].logprobs
     assert whole is not None and whole.tokens and whole.text_offset and whole.top_logprobs
     assert whole.token_logprobs == [one.logprob for one in expected.logprobs]
-    lengths = [len(token) for token in whole.tokens]
-    assert whole.text_offset == [sum(lengths[:index]) for index in range(9)]
+    names = [byte_level().id_to_token(one.token_id) for one in expected.logprobs]
+    texts = [b"".join(map(_byte_of, names[:index])) for index in range(9)]
+    assert whole.text_offset == [len(_whole_characters(text)) for text in texts]
     assert [min(top.values()) for top in whole.top_logprobs] == whole.token_logprobs
     stream = client.completions.create(prompt=PROMPT, logprobs=1, stream=True, **OPTIONS)
     parts = [chunk.choices[0].logprobs for chunk in stream]
     offsets = [offset for part in parts if part for offset in part.text_offset or ()]
     assert offsets == whole.text_offset
+
+
+def _byte_of(letter: str) -> bytes:
+    """The byte that a letter of GPT-2's alphabet stands for, or a special token's text."""
+    return _ALPHABET.get(letter, letter.encode())
+
+
+def _alphabet() -> dict[str, bytes]:
+    """As GPT-2's encoder makes it."""
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in own]
+    pairs = [(byte, byte) for byte in own]
+    pairs += [(byte, 256 + index) for index, byte in enumerate(others)]
+    return {chr(letter): bytes([byte]) for byte, letter in pairs}
+
+
+_ALPHABET = _alphabet()
+
+
+def _whole_characters(data: bytes) -> str:
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
 
 
 def test_models_lists_the_served_model(served: Served, client: openai.OpenAI) -> None:

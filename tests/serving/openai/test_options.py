@@ -31,6 +31,8 @@ from tests.serving.openai.watched_llm import SLOTS, make_llm
         ({"api_key": ""}, "--api-key is empty.*long random one"),
         ({"api_key": "a b"}, "--api-key is empty, or has other"),
         ({"allowed_host": ("http://a",)}, "--allowed-host http://a is no host"),
+        ({"allowed_origin": ("localhost",)}, "--allowed-origin localhost is no origin"),
+        ({"allowed_origin": ("http://a/b",)}, "--allowed-origin http://a/b is no origin"),
         ({"name": "a b"}, "'a b' cannot be a model's name"),
         ({"parked_dir": Path("a")}, "not supported without --parked-rows.*add --parked-rows 1"),
     ],

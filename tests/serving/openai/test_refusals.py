@@ -1,5 +1,6 @@
 """Refusals: OpenAI's status and error object, and so its client's exceptions."""
 
+import gzip
 import json
 from typing import Any
 from urllib.error import HTTPError
@@ -31,43 +32,54 @@ def complete(client: openai.OpenAI, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "param", "says"),
     [
-        ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
-        ({"presence_penalty": -1}, "presence_penalty", "not supported"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-        ({"extra_body": {"min_p": 0.1}}, "min_p", "not supported"),
-        ({"extra_body": {"temprature": 1}}, "temprature", "not supported"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty", "less than or equal to 2"),
+        ({"presence_penalty": -3}, "presence_penalty", "greater than or equal to -2"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "names must be token ids"),
+        ({"logit_bias": {"257": 1}}, "logit_bias", "257 is not a token"),
+        ({"extra_body": {"min_tokens": 3}}, "min_tokens", "from 0 to max_tokens, 2"),
+        ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty", "greater than 0"),
+        ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids.0", "greater than or equal"),
+        ({"extra_body": {"min_p": 1.1}}, "min_p", "less than or equal to 1"),
+        ({"extra_body": {"temprature": 1}}, "temprature", "not supp.*did you mean temperature"),
+        (
+            {"n": 17, "extra_body": {"x": 1, "suffix": "a"}},
+            "suffix",
+            "suffix and x are not supported: leave them out; n: .*less than or equal to 16",
+        ),
         ({"extra_body": {"echo": True}}, "echo", "not supported"),
         ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
         ({"temperature": "1"}, "temperature", "valid number"),
         ({"top_p": 0}, "top_p", "greater than 0"),
-        ({"seed": -1}, "seed", "greater than or equal to 0"),
+        ({"seed": -2}, "seed", "greater than or equal to 0"),
+        ({"max_tokens": 2.5}, "max_tokens", "valid integer"),
+        (
+            {"extra_body": {"continue_final_message": True}},
+            "continue_final_message",
+            "needs add_generation_prompt: false",
+        ),
         ({"n": 17}, "n", "less than or equal to 16"),
         ({"n": True}, "n", "valid integer"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_completion_tokens": 3}, "max_tokens", "two names for one thing"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
+        ({"stop": ["a"] * 65}, "stop", "at most 64"),
         ({"stop": ""}, "stop.0", "at least 1 character"),
         ({"stop": ["a", "b" * 1025]}, "stop.1", "at most 1024 characters"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
         ({"messages": []}, "messages", "at least 1 item"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role", "'user'"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role", "'user'"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
             "messages.0.content",
             "a part of content must be",
         ),
         ({"messages": [{"role": "user"}]}, "messages.0.content", "required"),
-        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "not"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
             "messages.0.content",
             "of type 'image_url' is not supported: the model reads text alone",
         ),
-        ({"messages": [{"role": "user", "content": "a" * 300}]}, "messages", "takes 200"),
+        ({"messages": [{"role": "user", "content": "a" * 300}]}, "messages", "is 200 tokens"),
         (
             {"extra_body": {"chat_template_kwargs": {"repeats": "a"}}},
             "messages",
@@ -76,7 +88,7 @@ def complete(client: openai.OpenAI, **options: Any) -> None:
         (
             {"extra_body": {"chat_template_kwargs": {"messages": []}}},
             "chat_template_kwargs",
-            "does not read 'messages'",
+            "'messages' cannot be an option",
         ),
     ],
 )
@@ -97,12 +109,17 @@ def test_a_wrong_chat_is_refused_by_its_field(
         ({"prompt": [1, "a"]}, "prompt", "give a text"),
         ({"prompt": [1, 257]}, "prompt", "257 is not a token"),
         ({"prompt": [["a"]]}, "prompt", "give a text"),
-        ({"prompt": "a" * 201}, "prompt", "201 tokens, the model takes 200"),
+        ({"prompt": "a" * 201}, "prompt", "maximum context length is 200 tokens, and it has 201"),
         ({"prompt": ["a"] * 5, "n": 16}, "n", "64 answers"),
         ({"best_of": 2}, "best_of", "not supported"),
         ({"suffix": "end"}, "suffix", "not supported"),
-        ({"logprobs": 6}, "logprobs", "less than or equal to 5"),
-        ({"logprobs": 1, "echo": True}, "echo", "not kept"),
+        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"max_tokens": 0}, "max_tokens", "needs echo"),
+        (
+            {"max_tokens": 0, "echo": True, "logprobs": 1, "prompt": [5]},
+            "prompt",
+            "nothing to score",
+        ),
     ],
 )
 def test_a_wrong_completion_is_refused_by_its_field(
@@ -111,6 +128,20 @@ def test_a_wrong_completion_is_refused_by_its_field(
     with pytest.raises(openai.BadRequestError, match=says) as refused:
         complete(client, **options)
     assert refused.value.param == param
+
+
+def test_a_part_that_is_no_text_has_a_code(client: openai.OpenAI) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {}}]
+    with pytest.raises(openai.BadRequestError, match="'input_audio' is not supp") as refused:
+        chat(client, messages=[{"role": "user", "content": parts}])
+    assert refused.value.code == "unsupported_parameter"
+
+
+def test_a_compressed_body_is_called_that(served: Served) -> None:
+    body = gzip.compress(json.dumps({"model": "model", "prompt": "a"}).encode())
+    assert "gzip" in refused(f"{served.url}/v1/completions", body, 400)["message"]
+    encoded = {"Content-Encoding": "gzip"}
+    assert "'gzip'" in refused(f"{served.url}/v1/completions", body, 415, encoded)["message"]
 
 
 def test_a_prompt_that_is_too_long_has_openais_code(client: openai.OpenAI) -> None:
@@ -209,10 +240,13 @@ def test_a_body_over_the_limit_is_refused(served: Served, monkeypatch: pytest.Mo
     assert "longer than 1000" in refused(f"{served.url}/v1/completions", body, 413)["message"]
 
 
-def refused(url: str, body: bytes | None, status: int) -> dict[str, Any]:
+def refused(
+    url: str, body: bytes | None, status: int, headers: dict[str, str] | None = None
+) -> dict[str, Any]:
     """The error object of an answer."""
+    sent = {"Content-Type": "application/json"} | (headers or {})
     with pytest.raises(HTTPError) as error:
-        urlopen(Request(url, body, {"Content-Type": "application/json"}), timeout=5)
+        urlopen(Request(url, body, sent), timeout=5)
     assert error.value.code == status
     error_object: dict[str, Any] = json.loads(error.value.read())["error"]
     assert error_object.keys() == {"message", "type", "param", "code"}

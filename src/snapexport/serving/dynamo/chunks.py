@@ -43,11 +43,10 @@ def _logprobs(each: Sequence[TokenLogprobs], text_of: TokenText) -> Chunk:
 
 
 def _entry(rank: int, token: int, logprob: float, text_of: TokenText) -> dict[str, Any]:
-    text = text_of(token)
     return {
         "rank": rank,
         "token_id": token,
-        "token": text,
+        "token": text_of(token),
         "logprob": max(logprob, LEAST),
-        "bytes": list(text.encode()),
+        "bytes": list(text_of.data(token)),
     }

@@ -130,7 +130,7 @@ class SnapexportEngine(LLMEngine):
             yield ended([], "cancelled", len(request["token_ids"]))
 
     async def _chunks(self, given: dict[str, Any], context: Context) -> AsyncGenerator[Chunk, None]:
-        request = requests.read(self._model, given)
+        request = await asyncio.to_thread(requests.read, self._model, given)
         length, count = len(request.prompt_token_ids), 0
         async with AsyncExitStack() as stack:
             stream, landed = await self._begin(given, request, context, stack)

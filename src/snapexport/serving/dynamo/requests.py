@@ -8,21 +8,20 @@ from typing import Any
 
 from snapexport.errors import UserError
 from snapexport.runtime.requests.request import Request, SamplingParams
+from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from snapexport.serving.model import Model
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
-    "guided_decoding": ({},),
     "logit_bias": ({},),
 }
 """Sampling options without an equivalent, and the values that mean nothing."""
+
+PROCESSORS = "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p"
+"""Sampling options that have the runtime's names."""
 
 _LEFT_TO_THE_RUNTIME = -1
 """top_k -1 is all tokens, in vLLM's manner."""
@@ -36,10 +35,11 @@ def read(model: Model, given: Mapping[str, Any]) -> Request:
 def params_of(given: Mapping[str, Any], positions: int) -> SamplingParams:
     """Sampling parameters of a request, with the runtime's defaults. positions: the model's."""
     sampling, ends = given.get("sampling_options") or {}, given.get("stop_conditions") or {}
-    _require_supported(sampling, ends)
+    _require_supported(sampling)
     length = len(given.get("token_ids") or ())
     most = ends.get("max_tokens")
     top_k = sampling.get("top_k") or 0
+    processors = {name: sampling[name] for name in PROCESSORS if sampling.get(name) is not None}
     return SamplingParams(
         max_tokens=max(1, positions - length) if most is None else most,
         temperature=_or(sampling.get("temperature"), 1.0),
@@ -50,7 +50,17 @@ def params_of(given: Mapping[str, Any], positions: int) -> SamplingParams:
         stop_token_ids=_stop_token_ids(ends),
         ignore_eos=bool(ends.get("ignore_eos")),
         logprobs=(given.get("output_options") or {}).get("logprobs"),
+        min_tokens=ends.get("min_tokens") or 0,
+        structured_outputs=_form(sampling.get("guided_decoding")),
+        **processors,
     )
+
+
+def _form(guided: Mapping[str, Any] | None) -> StructuredOutputs | None:
+    """The form of the answer. Whatever backend the client prefers, there is one."""
+    given = {name: one for name, one in (guided or {}).items() if one is not None}
+    given.pop("backend", None)
+    return StructuredOutputs.of(given) if given else None
 
 
 def _stop_token_ids(ends: Mapping[str, Any]) -> list[int]:
@@ -59,13 +69,11 @@ def _stop_token_ids(ends: Mapping[str, Any]) -> list[int]:
     return list(dict.fromkeys([*(ends.get("stop_token_ids") or []), *hidden]))
 
 
-def _require_supported(sampling: Mapping[str, Any], ends: Mapping[str, Any]) -> None:
+def _require_supported(sampling: Mapping[str, Any]) -> None:
     for name, neutral in UNSUPPORTED.items():
         value = sampling.get(name)
         if value is not None and value not in neutral:
             raise UserError(f"{name} {value!r} is not supported", "leave it out")
-    if ends.get("min_tokens"):
-        raise UserError(f"min_tokens {ends['min_tokens']} is not supported", "leave it out")
 
 
 def _or(value: float | None, default: float) -> float:

@@ -17,7 +17,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from snapexport.serving.openai.errors import CLIENT_GONE, INVALID, ApiError
+from snapexport.serving.openai.errors import CLIENT_GONE, INVALID, ApiError, body_for
+from snapexport.serving.openai.headers import identified, shared
 
 FREE = "/health"
 """For load balancers, which have no key. It shows only whether the model answers."""
@@ -43,11 +44,15 @@ def allowed_hosts(address: str, names: Sequence[str]) -> frozenset[str] | None:
 
 @dataclass(frozen=True)
 class Access:
-    """hosts None: any. api_key None: none is needed. log None: no log."""
+    """hosts None: any. api_key None: none is needed. log None: no log.
+
+    origins: those whose pages a browser may give the answers.
+    """
 
     hosts: frozenset[str] | None = None
     api_key: str | None = field(default=None, repr=False)
     log: Callable[[str], None] | None = None
+    origins: Sequence[str] = ()
 
     def guard(self, app: ASGIApp) -> ASGIApp:
         """The application with these checks before it, and the log before both."""
@@ -55,32 +60,43 @@ class Access:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             """Refuse before any of the body is read."""
             error = self.problem(scope["method"], scope["path"], Headers(scope=scope))
-            answer = JSONResponse(error.body, error.status, error.headers) if error else app
+            answer: ASGIApp = app
+            if error:
+                body = body_for(scope["path"], error)
+                answer = JSONResponse(body, error.status, error.headers)
             await answer(scope, receive, send)
 
-        return logged(guarded, self.log) if self.log else guarded
+        # A browser asks whether it may send a request without the key of the request.
+        answering = identified(shared(guarded, self.origins))
+        return logged(answering, self.log) if self.log else answering
 
     def problem(self, method: str, path: str, headers: Headers) -> ApiError | None:
         """The reason to refuse a request."""
         if self.hosts is not None and (host := _host(headers.get("host", ""))) not in self.hosts:
             message = f"the host '{host}' is not served: `--allowed-host {host}` would allow it"
             return ApiError(403, message, INVALID, code="host_not_allowed")
-        if path != FREE and not self._has_key(headers.get("authorization", "")):
+        if path != FREE and not self._has_key(headers):
             message = "the API key is missing or wrong: send `Authorization: Bearer KEY`"
             return ApiError(401, message, INVALID, code="invalid_api_key")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if method == "POST" and kind != "application/json":
             message = f"the body is '{kind}': send `Content-Type: application/json`"
             return ApiError(415, message, INVALID)
+        if (coding := headers.get("content-encoding", "identity").strip().lower()) != "identity":
+            return ApiError(415, f"the body is '{coding}': send it without compression", INVALID)
         return None
 
-    def _has_key(self, authorization: str) -> bool:
-        if self.api_key is None:
+    def _has_key(self, headers: Headers) -> bool:
+        """Anthropic's clients send the key in a header of its own."""
+        if self.api_key is None or self._is_key(headers.get("x-api-key", "")):
             return True
-        scheme, _, given = authorization.partition(" ")
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        return self._is_key(given) and scheme.lower() == "bearer"
+
+    def _is_key(self, given: str) -> bool:
+        assert self.api_key is not None
         # Starlette reads headers as Latin-1.
-        same = hmac.compare_digest(given.strip().encode("latin-1"), self.api_key.encode())
-        return same and scheme.lower() == "bearer"
+        return hmac.compare_digest(given.strip().encode("latin-1"), self.api_key.encode())
 
 
 def _host(header: str) -> str:

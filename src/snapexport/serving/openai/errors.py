@@ -14,11 +14,19 @@ MOST_MESSAGE, MOST_PARAM = 600, 64
 RETRY_AFTER = "1"
 """Seconds in the Retry-After header of every 503."""
 
+HEADERS: Mapping[int, dict[str, str]] = {
+    401: {"WWW-Authenticate": "Bearer"},
+    503: {"Retry-After": RETRY_AFTER},
+    # OpenAI's clients would send it again, and it would take as long again.
+    504: {"X-Should-Retry": "false"},
+}
+
 CLIENT_GONE = 499
 """Status of an answer that its client did not wait for, as nginx logs it."""
 
 INVALID, SERVER = "invalid_request_error", "server_error"
 TOO_LONG = "context_length_exceeded"
+UNSUPPORTED = "unsupported_parameter"
 
 GENERATION: Mapping[FailureCode, tuple[int, str, str | None]] = {
     "full": (503, SERVER, "unavailable"),
@@ -26,6 +34,7 @@ GENERATION: Mapping[FailureCode, tuple[int, str, str | None]] = {
     "cancelled": (503, SERVER, "cancelled"),
     "deadline": (504, SERVER, "timeout"),
     "internal": (500, SERVER, None),
+    "invalid": (400, INVALID, None),
 }
 """Status, type and code of each failure."""
 
@@ -54,9 +63,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        if self.status == 401:
-            return {"WWW-Authenticate": "Bearer"}
-        return {"Retry-After": RETRY_AFTER} if self.status == 503 else {}
+        return HEADERS.get(self.status, {})
 
 
 def shortened(text: str, most: int) -> str:
@@ -78,16 +85,21 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, INVALID, param, code)
 
 
+def too_long(most: int, has: str, param: str) -> ApiError:
+    """A 400 whose text clients recognise, some by these very words."""
+    context = f"this model's maximum context length is {most} tokens"
+    return invalid(f"prompt is too long: {context}, and it has {has}", param, TOO_LONG)
+
+
 @contextmanager
 def client_errors(param: str) -> Iterator[None]:
     """Turn errors of the runtime's checks into a 400 that names the field `param`."""
     try:
         yield
     except PromptTooLongError as error:
-        message = f"the prompt has {error.tokens} tokens, the model takes {error.most}"
-        raise invalid(message, param, TOO_LONG) from None
+        raise too_long(error.most, f"{error.tokens}", param) from None
     except TextTooLongError as error:
-        raise invalid(error.message, param, TOO_LONG) from None
+        raise too_long(error.most, f"over {error.most}: {error.message}", param) from None
     except UserError as error:
         raise invalid(f"{error.message}: {error.hint}", param) from None
 
@@ -95,3 +107,28 @@ def client_errors(param: str) -> Iterator[None]:
 def shutting_down() -> ApiError:
     """A 503: the server drains and takes no new request."""
     return ApiError(503, "the server is shutting down", code="shutting_down")
+
+
+ANTHROPIC = "/v1/messages"
+"""Routes whose errors have Anthropic's form."""
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def as_anthropic(error: ApiError) -> dict[str, Any]:
+    """The error in Anthropic's form."""
+    known = _ANTHROPIC_TYPES.get(error.status)
+    kind = known or (INVALID if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.body["error"]["message"]}}
+
+
+def body_for(path: str, error: ApiError) -> dict[str, Any]:
+    """The error in the form of the route's clients."""
+    return as_anthropic(error) if path.startswith(ANTHROPIC) else error.body

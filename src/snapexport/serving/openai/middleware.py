@@ -13,6 +13,7 @@ from snapexport.serving.openai.errors import (
     CLIENT_GONE,
     INVALID,
     ApiError,
+    body_for,
     from_generation,
     shutting_down,
 )
@@ -62,8 +63,12 @@ def gated(app: ASGIApp, gate: Gate) -> ASGIApp:
 async def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_GONE)
+    allowed = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    if request.method == "OPTIONS" and "Allow" in allowed:
+        return Response(status_code=204, headers=allowed)
     api_error = _as_api_error(request, error)
-    return JSONResponse(api_error.body, api_error.status, api_error.headers)
+    body = body_for(request.url.path, api_error)
+    return JSONResponse(body, api_error.status, {**allowed, **api_error.headers})
 
 
 def _as_api_error(request: Request, error: Exception) -> ApiError:

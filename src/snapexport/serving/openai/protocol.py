@@ -1,111 +1,108 @@
 """The bodies of the API's requests: fields, types and limits.
 
-Unsupported fields are refused by name unless their value has no effect: silently dropping one would
-change the answer. Knows no tokenizer and no build.
+Unsupported fields are refused by name unless they can't change the answer. Knows no tokenizer and
+no build.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import from_json
 
-from snapexport.runtime.requests.request import MAX_SESSION_CHARACTERS, MAX_STOP_CHARACTERS
-from snapexport.serving.openai.errors import ApiError, invalid
+from snapexport.runtime.requests.request import (
+    MAX_LOGPROBS,
+    MAX_SESSION_CHARACTERS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+)
+from snapexport.serving.openai.chat_messages import Message
+from snapexport.serving.openai.errors import invalid
+from snapexport.serving.openai.form_fields import FormFields
+from snapexport.serving.openai.refusals import Refusals
+from snapexport.serving.openai.strict import Strict
+from snapexport.serving.openai.tools import (
+    MOST_TOOLS,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    forced,
+)
 
 COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` of a completion. A chat may use all positions that are left."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "audio": ({},),
     "best_of": (1,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logit_bias": ({},),
-    "metadata": ({},),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     # Of other servers' own:
-    "add_generation_prompt": (True,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "repetition_penalty": (1,),
-    "skip_special_tokens": (True,),
+    "add_special_tokens": (False,),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
 }
 """Values of unsupported fields that have no effect. Clients send them by default."""
 
-LABELS = ("safety_identifier", "user")
-"""Fields that identify the user: any value is taken, without effect."""
+IGNORED = frozenset(
+    "cache_prompt cache_salt metadata prediction priority prompt_cache_retention request_id "
+    "safety_identifier service_tier store user verbosity".split()
+)
+"""Fields that can't change the answer: any value is taken, without effect."""
 
 
-class Strict(BaseModel):
-    """Refuses unknown fields, and texts in place of numbers."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-def _joined(content: Any) -> Any:
-    """A list of text parts as one text, each part on lines of its own."""
-    if not isinstance(content, list):
-        return content
-    for part in content:
-        if not _is_text_part(part):
-            raise ValueError(_why_no_text(part))
-    return "\n".join(part["text"] for part in content)
+def _whole(value: Any) -> Any:
+    """JSON of some languages writes whole numbers as 2.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _is_text_part(part: Any) -> bool:
-    if not isinstance(part, dict) or part.keys() != {"type", "text"}:
-        return False
-    return part["type"] == "text" and isinstance(part["text"], str)
+Whole = Annotated[int, BeforeValidator(_whole)]
 
 
-def _why_no_text(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind != "text":
-        return (
-            f"a part of content of type '{kind:.40}' is not supported: the model reads text alone"
-        )
-    return 'a part of content must be {"type": "text", "text": "..."}'
+SEED = {"type": "integer", "minimum": -1, "exclusiveMaximum": 1 << 63}
 
 
-class Message(Strict):
-    """One turn of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_joined)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_empty(cls, value: Any) -> Any:
-        """Drop empty fields, which messages of this server have when a client sends them back."""
-        if not isinstance(value, dict):
-            return value
-        return {name: one for name, one in value.items() if one is not None and one != []}
+def _seed(value: Any) -> Any:
+    """A seed of -1 asks for none, as in vLLM."""
+    return None if (whole := _whole(value)) == -1 and not isinstance(whole, bool) else whole
 
 
+OLDER = {"function_call": "tool_choice", "functions": "tools"}
+"""OpenAI's older names, and what to use."""
+
+STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Stops = Annotated[
     list[Stop],
-    Field(max_length=4),
+    Field(max_length=MAX_STOPS),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    WithJsonSchema({"anyOf": [STOP, {"type": "array", "items": STOP, "maxItems": MAX_STOPS}]}),
 ]
-"""Up to four texts; a single one needs no list."""
+"""Texts; a single one needs no list."""
+
+
+def _by_token(value: Any) -> Any:
+    """JSON's names are texts."""
+    if not isinstance(value, dict):
+        return value
+    if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in value):
+        raise ValueError("its names must be token ids")
+    return {int(name): bias for name, bias in value.items()}
 
 
 MOST_PROMPTS = 1024
@@ -126,7 +123,11 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_TEXTS_OR_IDS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _IDS]}, "minItems": 1}
+PROMPTS = {"anyOf": [{"type": "string"}, _IDS, _TEXTS_OR_IDS]}
+
+Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts), WithJsonSchema(PROMPTS)]
 """A list of prompts, each a text or token ids; a single one needs no list."""
 
 
@@ -134,39 +135,59 @@ class StreamOptions(Strict):
     """`stream_options`."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = False
+    """OpenAI's: padding, which is not added."""
+    continuous_usage_stats: bool = False
+    """vLLM's: every chunk has the usage so far."""
 
 
-class RequestBody(Strict):
-    """Fields of both requests. Names and limits are OpenAI's; `top_k` and `ignore_eos` vLLM's."""
+class RequestBody(FormFields):
+    """Fields of both requests. Names and limits are OpenAI's, or vLLM's where OpenAI has none."""
+
+    default_tokens: ClassVar[int | None] = None
+    """Tokens of an answer where nobody names a limit. None: up to the model's last position."""
 
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int = Field(1, ge=1, le=16)
+    n: Whole = Field(1, ge=1, le=16)
     stop: Stops = Field(default_factory=list)
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: Whole | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = Field(None, ge=0, lt=1 << 63)
-    top_k: int = Field(0, ge=-1, lt=1 << 31)
+    seed: Annotated[int | None, BeforeValidator(_seed), WithJsonSchema(SEED)] = Field(
+        None, ge=0, lt=1 << 63
+    )
+    top_k: Whole = Field(0, ge=-1, lt=1 << 31)
     ignore_eos: bool = False
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, gt=0)
+    min_p: float = Field(0.0, ge=0, le=1)
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_by_token)] = Field(
+        default_factory=dict
+    )
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
+        default_factory=list, max_length=MAX_STOPS
+    )
+    min_tokens: Whole = Field(0, ge=0)
+    skip_special_tokens: bool = True
     prompt_cache_key: str | None = Field(None, max_length=MAX_SESSION_CHARACTERS)
     """The session: parked rows of requests with another key are not used."""
-
-    @model_validator(mode="after")
-    def _check_stream_options(self) -> Self:
-        if self.stream_options and not self.stream:
-            raise ValueError("stream_options needs stream: true")
-        return self
 
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    def counts_on(self) -> bool:
+        """Whether each chunk of a stream has the usage so far."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
+
+    @property
     def token_limit(self) -> int | None:
-        """None: up to the model's last position."""
+        """The request's own."""
         return self.max_tokens
 
     @property
@@ -175,15 +196,61 @@ class RequestBody(Strict):
         return None
 
 
-class ChatRequest(RequestBody):
-    """Body of /v1/chat/completions."""
+class Conversation(Strict):
+    """Fields that the chat template turns into a prompt."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=20)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """vLLM's: values for names that the template reads, such as `enable_thinking`."""
+    reasoning_effort: str | None = None
+    """One of these names."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """vLLM's: the answer goes on from the last message's text."""
+    tools: list[Tool] = Field(default_factory=list, max_length=MOST_TOOLS)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+
+    @model_validator(mode="after")
+    def _check_end(self) -> Self:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("continue_final_message needs add_generation_prompt: false")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError("tools have two functions of one name")
+        if self.tool_choice == "required" and not names:
+            raise ValueError("tool_choice required needs tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError("tool_choice names a function that tools do not have")
+        return self
+
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """The tools that the model is shown: none if it must not call any."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def forced_tools(self) -> list[Tool]:
+        """The tools of which the answer must call one; none if it may be a text."""
+        return forced(self.tools, self.tool_choice)
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Values for names that the template may read."""
+        effort = self.reasoning_effort
+        return ({} if effort is None else {"reasoning_effort": effort}) | self.chat_template_kwargs
+
+
+class ChatRequest(Conversation, RequestBody):
+    """Body of /v1/chat/completions."""
+
+    max_completion_tokens: Whole | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: Whole = Field(0, ge=0, le=MAX_LOGPROBS)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -205,32 +272,38 @@ class ChatRequest(RequestBody):
 class CompletionRequest(RequestBody):
     """Body of /v1/completions."""
 
+    default_tokens: ClassVar[int | None] = COMPLETION_TOKENS
     prompt: Prompts
     echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=5)
+    logprobs: Whole | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    max_tokens: Whole | None = Field(None, ge=0)
 
     @model_validator(mode="after")
-    def _check_echo(self) -> Self:
-        if self.echo and self.logprobs is not None:
-            raise ValueError(
-                "echo with logprobs is not supported: the prompt's log probabilities are not kept"
-            )
+    def _check_scoring(self) -> Self:
+        if self.max_tokens == 0 and not self.scores_prompt:
+            raise ValueError("max_tokens 0 needs echo: true and logprobs")
         return self
 
     @property
-    def token_limit(self) -> int | None:
-        return self.max_tokens or COMPLETION_TOKENS
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's tokens have log probabilities too."""
+        return self.echo and self.logprobs is not None
 
     @property
     def top_logprobs_count(self) -> int | None:
         return self.logprobs
 
 
-Body = TypeVar("Body", bound=RequestBody)
+Body = TypeVar("Body", bound=BaseModel)
+
+GZIP = b"\x1f\x8b"
 
 
 def parse(kind: type[Body], raw: bytes) -> Body:
     """Read and check a body. Raises ApiError, which names the field."""
+    if raw.startswith(GZIP):
+        raise invalid("the body is gzip, not JSON: send it uncompressed")
     try:
         # Unlike the json module it refuses NaN and lone surrogates.
         value = from_json(raw, allow_inf_nan=False)
@@ -238,27 +311,23 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise invalid(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
+    return checked(kind, value)
+
+
+def checked(kind: type[Body], value: Mapping[str, Any]) -> Body:
+    """A body of these fields. Raises ApiError, which names what is wrong."""
+    own = kind.model_fields.keys()
+    refusals = Refusals(own)
+    ignored = IGNORED - own
+    given = {name: one for name, one in value.items() if one is not None and name not in ignored}
+    for name in (given.keys() & NEUTRAL.keys()) - own:
+        if given.pop(name) not in NEUTRAL[name]:
+            refusals.add_unsupported(name, NEUTRAL[name], OLDER.get(name, ""))
     try:
-        return kind.model_validate(_without_neutral(value))
+        body = kind.model_validate(given)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        raise _refused(first["loc"], first["type"], first["msg"]) from None
-
-
-def _refused(loc: tuple[int | str, ...], kind: str, message: str) -> ApiError:
-    where = ".".join(map(str, loc))
-    problem = message.removeprefix("Value error, ")
-    if kind == "extra_forbidden":
-        return invalid(f"{where} is not supported: leave it out", where, "unsupported_parameter")
-    return invalid(f"{where}: {problem}" if where else problem, where or problem.split()[0])
-
-
-def _without_neutral(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that have an effect; null counts as absent. Raises ApiError."""
-    given = {name: value for name, value in body.items() if value is not None}
-    for name, value in given.items():
-        if name in NEUTRAL and value not in NEUTRAL[name]:
-            allowed = " or ".join(map(repr, NEUTRAL[name]))
-            message = f"{name} is not supported: leave it out (or send {allowed})"
-            raise invalid(message, name, "unsupported_parameter")
-    return {name: value for name, value in given.items() if name not in (*NEUTRAL, *LABELS)}
+        refusals.add_errors(error)
+        raise refusals.as_error() from None
+    if refusals:
+        raise refusals.as_error()
+    return body

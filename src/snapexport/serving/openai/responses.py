@@ -5,48 +5,33 @@ A writer serves one HTTP request, and knows its answers by index.
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
+from snapexport.runtime.chat.parsers.parser import Content, Reasoning
 from snapexport.runtime.requests.request import OutputDelta, TokenLogprobs
 from snapexport.serving.model import Model
+from snapexport.serving.openai.answers import (
+    Answer,
+    Part,
+    ToolCallPart,
+    calls_of,
+    content_of,
+    reasoning_of,
+)
+from snapexport.serving.openai.errors import ApiError
 from snapexport.serving.openai.logprobs import CompletionLogprobs, chat_logprobs
 from snapexport.serving.openai.preprocess import Prepared
 from snapexport.serving.openai.protocol import RequestBody
+from snapexport.serving.openai.writer import Object, Usage, Writer
 
-Object = dict[str, Any]
-
-
-class Usage:
-    """`usage`: tokens of prompts and answers. A prompt with n answers counts once."""
-
-    def __init__(self, prompt_tokens: int, answers_each: int) -> None:
-        """prompt_tokens: of all prompts. answers_each: n, the answers of each prompt."""
-        self._prompt, self._completion, self._cached = prompt_tokens, 0, 0
-        self._answers_each = answers_each
-
-    def add(self, index: int, output: OutputDelta) -> None:
-        """Count an output of the answer `index`."""
-        self._completion += len(output.token_ids)
-        if index % self._answers_each == 0:
-            self._cached += output.cached_tokens
-
-    def as_json(self) -> Object:
-        """With `cached_tokens` if the prompts began with parked rows."""
-        counts: Object = {
-            "prompt_tokens": self._prompt,
-            "completion_tokens": self._completion,
-            "total_tokens": self._prompt + self._completion,
-        }
-        if self._cached:
-            counts["prompt_tokens_details"] = {"cached_tokens": self._cached}
-        return counts
+DONE = b"data: [DONE]\n\n"
 
 
-class ResponseWriter(ABC):
-    """Writes the objects of one HTTP request: a whole answer, or the chunks of a stream."""
+class ResponseWriter(Writer):
+    """Writes choices: a whole answer, or the chunks of a stream."""
 
+    last = DONE
     prefix: str
     whole_name: str
     chunk_name: str
@@ -59,9 +44,10 @@ class ResponseWriter(ABC):
         }
         self._text_of = None if body.top_logprobs_count is None else model.text_of
         self._usage = Usage(prepared.prompt_tokens, body.n)
-        self._includes_usage = body.includes_usage
+        self._includes_usage, self._counts_on = body.includes_usage, body.counts_on
         self._echoes = prepared.echoes
         self._begun: set[int] = set()
+        self._reading, self._answers = prepared.reading, dict[int, Answer]()
 
     def whole(self, answers: Sequence[OutputDelta]) -> Object:
         """The object of an answer that is not streamed."""
@@ -80,7 +66,8 @@ class ResponseWriter(ABC):
         self._usage.add(index, output)
         opening = [] if index in self._begun else self._opening(index)
         self._begun.add(index)
-        idle: Object = {"usage": None} if self._includes_usage else {}
+        so_far = self._usage.as_json() if self._counts_on else None
+        idle: Object = {"usage": so_far} if self._includes_usage else {}
         return [self._chunk([choice]) | idle for choice in opening + self._parts(index, output)]
 
     def last_chunks(self) -> list[Object]:
@@ -88,6 +75,15 @@ class ResponseWriter(ABC):
         if not self._includes_usage:
             return []
         return [self._chunk([]) | {"usage": self._usage.as_json()}]
+
+    def failed(self, error: ApiError) -> list[Object]:
+        """The error object; OpenAI's client raises it."""
+        return [error.body]
+
+    def _answer(self, index: int) -> Answer:
+        if index not in self._answers:
+            self._answers[index] = Answer(self._reading)
+        return self._answers[index]
 
     def _chunk(self, choices: Sequence[Object]) -> Object:
         return self._head | {"object": self.chunk_name, "choices": list(choices)}
@@ -110,26 +106,64 @@ class ChatWriter(ResponseWriter):
     chunk_name = "chat.completion.chunk"
 
     def _choice(self, index: int, answer: OutputDelta) -> Object:
+        read = self._answer(index)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": _message(read.parts(answer)),
             "logprobs": self._logprobs(answer.logprobs),
-            "finish_reason": answer.finish_reason,
+            "finish_reason": read.finish_reason(answer),
         }
 
     def _opening(self, index: int) -> list[Object]:
         return [_delta(index, {"role": "assistant", "content": ""})]
 
     def _parts(self, index: int, output: OutputDelta) -> list[Object]:
-        parts = []
-        if output.text or output.logprobs:
-            parts.append(_delta(index, {"content": output.text}, self._logprobs(output.logprobs)))
+        read = self._answer(index)
+        deltas = [delta for part in read.parts(output) for delta in _deltas(part)]
+        if output.logprobs and not deltas:
+            deltas = [{"content": ""}]
+        logprobs = self._logprobs(output.logprobs)
+        chunks = [
+            _delta(index, delta, None if place else logprobs) for place, delta in enumerate(deltas)
+        ]
         if output.finish_reason:
-            parts.append(_delta(index, {}, finish_reason=output.finish_reason))
-        return parts
+            chunks.append(_delta(index, {}, finish_reason=read.finish_reason(output)))
+        return chunks
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> Object | None:
         return chat_logprobs(tokens, self._text_of) if self._text_of else None
+
+
+def _message(parts: Sequence[Part]) -> Object:
+    """A whole message. Beside calls, no content is null."""
+    content, reasoning, calls = content_of(parts), reasoning_of(parts), calls_of(parts)
+    message: Object = {
+        "role": "assistant",
+        "content": content if content or not calls else None,
+        "refusal": None,
+    }
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": _function(call)} for call in calls
+        ]
+    return message
+
+
+def _function(call: ToolCallPart) -> Object:
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def _deltas(part: Part) -> list[Object]:
+    """The deltas of a part: of a call first the name, then the arguments."""
+    if isinstance(part, Content):
+        return [{"content": part.text}]
+    if isinstance(part, Reasoning):
+        return [{"reasoning_content": part.text}]
+    begun = {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": ""}}
+    rest = {"function": {"arguments": part.arguments}}
+    return [{"tool_calls": [{"index": part.index, **entry}]} for entry in (begun, rest)]
 
 
 def _delta(
@@ -147,6 +181,7 @@ class CompletionWriter(ResponseWriter):
     def __init__(self, model: Model, body: RequestBody, prepared: Prepared) -> None:
         super().__init__(model, body, prepared)
         self._logprob_writers: dict[int, CompletionLogprobs] = {}
+        self._first_tokens = prepared.first_tokens
 
     def _choice(self, index: int, answer: OutputDelta) -> Object:
         logprobs = self._logprobs(index, answer.logprobs)
@@ -168,7 +203,8 @@ class CompletionWriter(ResponseWriter):
     def _logprobs(self, index: int, tokens: Sequence[TokenLogprobs]) -> Object | None:
         if self._text_of is None:
             return None
-        fresh = CompletionLogprobs(self._text_of)
+        first = self._first_tokens[index] if self._first_tokens else None
+        fresh = CompletionLogprobs(self._text_of, first)
         return self._logprob_writers.setdefault(index, fresh).write(tokens)
 
 

@@ -45,6 +45,10 @@ INPUTS = (
     Tensor("return_num_output_tokens", "BOOL"),
     Tensor("frequency_penalty", "FP32"),
     Tensor("presence_penalty", "FP32"),
+    Tensor("repetition_penalty", "FP32"),
+    Tensor("min_p", "FP32"),
+    Tensor("min_tokens", "INT32"),
+    Tensor("structured_outputs", "STRING"),
 )
 """All are optional for Triton. The backend itself requires a prompt."""
 

@@ -63,9 +63,9 @@ def test_all_tokens_in_vllms_manner(model: Model) -> None:
     ("given", "why"),
     [
         ({"sampling_options": {"n": 2}}, "n 2 is not supported"),
-        ({"sampling_options": {"repetition_penalty": 1.1}}, "repetition_penalty 1.1 is not"),
-        ({"sampling_options": {"guided_decoding": {"json": {}}}}, "guided_decoding"),
-        ({"stop_conditions": {"min_tokens": 3}}, "min_tokens 3 is not supported"),
+        ({"sampling_options": {"repetition_penalty": 0}}, "repetition_penalty 0 cannot be used"),
+        ({"sampling_options": {"guided_decoding": {"structural_tag": {}}}}, "structural_tag"),
+        ({"stop_conditions": {"min_tokens": 3, "max_tokens": 2}}, "min_tokens 3 cannot be used"),
         ({"stop_conditions": {"max_tokens": 0}}, "max_tokens 0 cannot be used"),
         ({"token_ids": []}, "a prompt is empty"),
         ({"token_ids": [9999]}, "9999 is not a token of the model"),

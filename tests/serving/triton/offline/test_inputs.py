@@ -7,6 +7,7 @@ import pytest
 
 from snapexport.errors import UserError
 from snapexport.runtime.requests.request import SamplingParams
+from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from snapexport.serving.triton.backend.inputs import Inputs, read
 from snapexport.serving.triton.interface import (
     CODE_IN_MESSAGE,
@@ -43,11 +44,29 @@ def test_every_input_tensor_reaches_the_parameters() -> None:
         logprobs=[2],
         return_num_input_tokens=[True],
         return_num_output_tokens=[True],
-        frequency_penalty=[0.0],
+        frequency_penalty=[0.5],
+        presence_penalty=[-0.5],
+        repetition_penalty=[1.1],
+        min_p=[0.1],
+        min_tokens=[3],
+        structured_outputs=[b'{"regex": "[0-9]+"}'],
     ) | {"seed": np.array([[2**64 - 1]], np.uint64)}
     inputs = read(given, {TIMEOUT: 1_500_000, CODE_IN_MESSAGE: True})
     assert inputs.params == SamplingParams(
-        7, 0.7, 0.9, 5, 2**64 - 1, ("x", "ß"), ignore_eos=True, logprobs=2
+        7,
+        0.7,
+        0.9,
+        5,
+        2**64 - 1,
+        ("x", "ß"),
+        ignore_eos=True,
+        logprobs=2,
+        frequency_penalty=0.5,
+        presence_penalty=-0.5,
+        repetition_penalty=1.1,
+        min_p=0.1,
+        min_tokens=3,
+        structured_outputs=StructuredOutputs(regex="[0-9]+"),
     )
     assert (inputs.prompt, inputs.source, inputs.timeout) == ([3, 4], "input_ids", 1.5)
     assert inputs.stream and inputs.count_input and inputs.count_output
@@ -73,8 +92,9 @@ def test_tritons_own_timeout_overrides_the_parameter() -> None:
         ({"text_input": [b"a"], "temperature": [float("nan")]}, {}, "temperature nan"),
         ({"text_input": [b"a"], "top_p": [0.0]}, {}, r"top_p 0\.0"),
         ({"text_input": [b"a"], "top_k": [-1]}, {}, "top_k -1"),
-        ({"text_input": [b"a"], "presence_penalty": [0.5]}, {}, "presence_penalty"),
-        ({"text_input": [b"a"], "frequency_penalty": [0.1]}, {}, "frequency_penalty"),
+        ({"text_input": [b"a"], "presence_penalty": [2.5]}, {}, "presence_penalty"),
+        ({"text_input": [b"a"], "structured_outputs": [b"{"]}, {}, "structured_outputs is not"),
+        ({"text_input": [b"a"], "structured_outputs": [b'{"a": 1}']}, {}, "is not a form"),
         ({"text_input": [b"a"]}, {"max_token": 3}, "'max_token'"),
         ({"text_input": [b"a"]}, {TIMEOUT: "1"}, "timeout '1'"),
         ({"text_input": [b"a"]}, {TIMEOUT: True}, "timeout True"),

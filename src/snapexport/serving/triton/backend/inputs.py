@@ -3,6 +3,7 @@
 Knows arrays and names, not Triton's objects. Every error names its input.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,15 @@ from numpy.typing import NDArray
 from snapexport.errors import UserError
 from snapexport.runtime.requests.prompts import Prompt
 from snapexport.runtime.requests.request import SamplingParams
+from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from snapexport.serving.triton.interface import OUTPUT_NAMES, PARAMETERS, TIMEOUT
 
 Values = Mapping[str, NDArray[Any]]
+
+WHOLE = "max_tokens", "top_k", "seed", "ignore_eos", "min_tokens"
+PENALTIES = "frequency_penalty", "presence_penalty", "repetition_penalty"
+REAL = "temperature", "top_p", "min_p", *PENALTIES
+"""Inputs of one value that have the names of SamplingParams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +61,6 @@ def read(
             f"'{unknown[0]}' is neither an input of the model nor a parameter that it knows",
             "see the model's inputs at /v2/models/NAME",
         )
-    for penalty in ("frequency_penalty", "presence_penalty"):
-        if _one(values, penalty, 0.0) != 0:
-            raise UserError(f"{penalty} is not supported", "leave it out, or send 0")
     source, prompt = _prompt(values)
     named = outputs if outputs < OUTPUT_NAMES else frozenset()
     return Inputs(
@@ -75,14 +79,26 @@ def read(
 
 def _params(values: Values, logprobs: int | None) -> SamplingParams:
     """logprobs: the number of top tokens where the request gives none."""
-    given = {name: _one(values, name) for name in ("max_tokens", "top_k", "seed", "ignore_eos")}
-    given |= {name: _real(values, name) for name in ("temperature", "top_p")}
+    given = {name: _one(values, name) for name in WHOLE}
+    given |= {name: _real(values, name) for name in REAL}
     return SamplingParams(
         stop=_stop(values),
         stop_token_ids=_list(values, "stop_token_ids"),
         logprobs=_one(values, "logprobs", logprobs),
+        structured_outputs=_form(values),
         **{name: value for name, value in given.items() if value is not None},
     )
+
+
+def _form(values: Values) -> StructuredOutputs | None:
+    if "structured_outputs" not in values:
+        return None
+    text = _text("structured_outputs", _one(values, "structured_outputs"))
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"structured_outputs is not JSON: {error}", "send an object") from None
+    return StructuredOutputs.of(given)
 
 
 def _prompt(values: Values) -> tuple[str, Prompt]:

@@ -29,6 +29,7 @@ CODES: Mapping[FailureCode, Code] = {
     "cancelled": "CANCELLED",
     "deadline": "CANCELLED",
     "internal": "INTERNAL",
+    "invalid": "INVALID_ARG",
 }
 
 

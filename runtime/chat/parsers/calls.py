@@ -1,0 +1,55 @@
+"""Makes tool calls of parsed JSON, in the shapes that models write."""
+
+import json
+from typing import Any
+
+from snapexport.runtime.chat.parsers.parser import Call
+
+
+def calls_of(value: Any, name: str | None = None) -> tuple[Call, ...]:
+    """The calls of an object or a list of objects; none if any of them is not a call.
+
+    name: of the one call whose arguments the value is.
+    """
+    if name is not None:
+        calls = [call_of(name, value)]
+    else:
+        calls = [_named(one) for one in (value if isinstance(value, list) else [value])]
+    known = tuple(call for call in calls if call)
+    return known if len(known) == len(calls) else ()
+
+
+def call_of(name: Any, arguments: Any) -> Call | None:
+    """The call; None without a name, or with arguments that are no object."""
+    if isinstance(arguments, str):  # JSON within JSON
+        arguments = loaded(arguments)
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        return None
+    return Call(name, dumped(arguments))
+
+
+def _named(value: Any) -> Call | None:
+    """The call of {"name": ..., "arguments": ...}."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict) or not value.keys() & {"arguments", "parameters"}:
+        return None
+    arguments = value.get("arguments", value.get("parameters"))
+    return call_of(value.get("name"), {} if arguments is None else arguments)
+
+
+def loaded(text: str) -> Any:
+    """The value of a JSON text; None if it is none."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+
+
+def dumped(value: Any) -> str:
+    """The JSON text of a value."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,170 @@
+"""The formats of models' outputs, a row for each, and the choice by a chat template's text."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from snapexport.errors import UserError
+from snapexport.runtime.chat.parsers import (
+    gemma_calls,
+    json_calls,
+    python_calls,
+    thinking,
+    xml_calls,
+)
+from snapexport.runtime.chat.parsers.forced import Wrap, call_grammar
+from snapexport.runtime.chat.parsers.harmony import MARKS, Harmony
+from snapexport.runtime.chat.parsers.parser import Chained, OutputParser, Plain, Tools
+from snapexport.runtime.chat.parsers.thinking import ThinkParser, ThinkSyntax
+from snapexport.runtime.chat.parsers.tool_parser import (
+    ToolParser,
+    ToolSyntax,
+    call_id,
+    short_call_id,
+)
+
+AUTO, NONE, HARMONY = "auto", "none", "harmony"
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a family writes tool calls.
+
+    marks: texts of which its chat templates have one. texts: the parser needs, which may be special
+    tokens. wrap: of a call that is forced; None: a call is forced as a bare JSON object.
+    """
+
+    name: str
+    marks: Sequence[str]
+    texts: Sequence[str]
+    make: Callable[[Tools], OutputParser]
+    new_id: Callable[[], str] = call_id
+    wrap: Wrap | None = None
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """How a family writes its reasoning. make: takes the prompt."""
+
+    name: str
+    marks: Sequence[str]
+    texts: Sequence[str]
+    make: Callable[[str], OutputParser]
+
+
+def _tools(
+    name: str,
+    syntax: ToolSyntax,
+    *marks: str,
+    new_id: Callable[[], str] = call_id,
+    wrap: Wrap | None = None,
+) -> ToolFormat:
+    texts = (*syntax.starts, *syntax.closers, *syntax.within)
+    return ToolFormat(name, marks, texts, partial(ToolParser, syntax), new_id, wrap)
+
+
+def _thinks(name: str, syntax: ThinkSyntax, *marks: str) -> ReasoningFormat:
+    return ReasoningFormat(name, marks, (syntax.opens, syntax.closes), partial(ThinkParser, syntax))
+
+
+_TAGGED = Wrap('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
+_PARAMETERS = Wrap('{"name": "', '", "parameters": ')
+_LISTED = Wrap('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]")
+_MARKED = Wrap(
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    "\n```json\n",
+    "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+)
+
+TOOL_FORMATS = (
+    ToolFormat(HARMONY, ("<|channel|>",), MARKS, Harmony),
+    _tools(
+        "deepseek_v3",
+        json_calls.DEEPSEEK,
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁calls▁begin｜>",
+        wrap=_MARKED,
+    ),
+    _tools("mistral", json_calls.MISTRAL, "[TOOL_CALLS]", new_id=short_call_id, wrap=_LISTED),
+    _tools("functiongemma", gemma_calls.FUNCTION_GEMMA, "<start_function_call>"),
+    _tools("gemma4", gemma_calls.GEMMA4, "<|tool_call>"),
+    _tools("granite", json_calls.GRANITE, "<|tool_call|>"),
+    _tools("qwen3_coder", xml_calls.QWEN3_CODER, "<function="),
+    _tools("hermes", json_calls.HERMES, "<tool_call>", wrap=_TAGGED),
+    _tools("pythonic", python_calls.PYTHONIC, python_calls.START),
+    _tools(
+        "llama3_json", json_calls.LLAMA3, "<|python_tag|>", "Environment: ipython", wrap=_PARAMETERS
+    ),
+)
+"""The first whose mark a template has is chosen. Names are vLLM's where it has the format."""
+
+REASONING_FORMATS = (
+    ReasoningFormat(HARMONY, ("<|channel|>",), MARKS, lambda prompt: Harmony({})),
+    _thinks("gemma4", thinking.GEMMA4, "<|channel>"),
+    _thinks("think", thinking.THINK, "<think>", "</think>"),
+    _thinks("granite", thinking.GRANITE, thinking.GRANITE.opens),
+)
+
+TOOL_PARSERS = (AUTO, NONE, *(row.name for row in TOOL_FORMATS))
+REASONING_PARSERS = (AUTO, NONE, *(row.name for row in REASONING_FORMATS))
+
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """How one model writes calls and reasoning; None: it does not, or nobody wants to know.
+
+    is_unknown: no format of calls has a mark in the template, and none was named.
+    """
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    is_unknown: bool = False
+
+    @classmethod
+    def of(cls, template: str, tools: str = AUTO, reasoning: str = AUTO) -> "OutputFormat":
+        """The formats by name, or by the template's text. Raises UserError for another name."""
+        calls = _chosen("--tool-parser", tools, TOOL_FORMATS, template)
+        thinks = _chosen("--reasoning-parser", reasoning, REASONING_FORMATS, template)
+        return cls(calls, thinks, tools == AUTO and calls is None)
+
+    def needs(self, special: Iterable[str], with_tools: bool) -> bool:
+        """Whether one of these special tokens has to be seen in an answer's text."""
+        rows = (self.tools if with_tools else None, self.reasoning)
+        texts = [text for row in rows if row for text in row.texts]
+        return any(token in text for token in special for text in texts)
+
+    def grammar(self, tools: Tools, strict: Collection[str], added: Mapping[str, int]) -> str:
+        """The grammar that makes an answer one call of these tools, by `call_grammar`."""
+        wrap = self.tools.wrap if self.tools else None
+        return call_grammar(wrap or Wrap(), tools, strict, added)
+
+    def forced_parser(self, tools: Tools) -> OutputParser:
+        """A parser of an answer that this grammar made."""
+        if self.tools and self.tools.wrap:
+            return self.tools.make(tools)
+        return ToolParser(json_calls.BARE, tools)
+
+    def parser(self, tools: Tools, prompt: str) -> OutputParser:
+        """A parser of one answer to the prompt. Without tools no text is a call."""
+        calls = self.tools if tools else None
+        if any(row is not None and row.name == HARMONY for row in (calls, self.reasoning)):
+            return Harmony(tools)
+        thinks = self.reasoning.make(prompt) if self.reasoning else None
+        reads = calls.make(tools) if calls else Plain()
+        return Chained(thinks, reads) if thinks else reads
+
+
+Row = TypeVar("Row", ToolFormat, ReasoningFormat)
+
+
+def _chosen(flag: str, name: str, rows: Iterable[Row], template: str) -> Row | None:
+    if name == NONE:
+        return None
+    known: dict[str, Row] = {row.name: row for row in rows}
+    if name in known:
+        return known[name]
+    if name != AUTO:
+        raise UserError(f"{flag} {name} is not known", f"use {', '.join((AUTO, NONE, *known))}")
+    fits = (row for row in known.values() if any(mark in template for mark in row.marks))
+    return next(fits, None)

@@ -1,0 +1,159 @@
+"""Finds tool calls in a model's text by the syntax of its family."""
+
+import secrets
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from snapexport.runtime.chat.parsers.parser import (
+    Call,
+    Content,
+    Event,
+    Tools,
+    joined,
+    longest_beginning,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A stretch of text that is read: its calls, or none if it is text after all."""
+
+    length: int
+    calls: Sequence[Call] = ()
+
+
+class Reader(Protocol):
+    """Reads one stretch of calls, from its first character on."""
+
+    def read(self, text: str) -> Found | None:
+        """What the text begins with; None if more of it is needed."""
+        ...
+
+    def finish(self, text: str) -> Sequence[Call]:
+        """The calls in a text that ends here; none if it is text after all."""
+        ...
+
+
+@dataclass(frozen=True)
+class ToolSyntax:
+    """How a family writes calls.
+
+    starts: texts with which calls begin anywhere. bare: a character with which they begin if
+    nothing stands before them. closers: texts between and after calls, without a meaning. within:
+    further texts that the reader needs.
+    """
+
+    starts: tuple[str, ...]
+    reader: Callable[[Tools], Reader]
+    closers: tuple[str, ...] = ()
+    bare: str = ""
+    within: tuple[str, ...] = ()
+
+
+class ToolParser:
+    """Tells content and calls. White space around calls is dropped."""
+
+    def __init__(self, syntax: ToolSyntax, tools: Tools) -> None:
+        self._syntax, self._tools = syntax, tools
+        self._held = self._gap = ""
+        self._reader: Reader | None = None
+        self._is_first, self._after_call = True, False
+        self._events: list[Event] = []
+
+    def push(self, text: str) -> Sequence[Event]:
+        """The events that became certain."""
+        self._held += text
+        while self._read() if self._reader else self._seek():
+            pass
+        return self._taken()
+
+    def finish(self) -> Sequence[Event]:
+        """The events of what was held back."""
+        if self._reader and (calls := self._reader.finish(self._held)):
+            self._events += calls
+            return self._taken()
+        self._say(self._held)
+        if self._gap:
+            self._events.append(Content(self._gap))
+        return self._taken()
+
+    def _read(self) -> bool:
+        """Read on in a stretch of calls; whether it has ended."""
+        assert self._reader is not None
+        found = self._reader.read(self._held)
+        if found is None:
+            return False
+        text, self._held = self._held[: found.length], self._held[found.length :]
+        self._reader = None
+        if found.calls:
+            self._events += found.calls
+            self._gap, self._is_first, self._after_call = "", True, True
+        else:
+            self._say(text)
+        return True
+
+    def _seek(self) -> bool:
+        """Pass text on up to the next calls; whether they have begun."""
+        if self._after_call and not self._skip_closers():
+            return False
+        if self._syntax.bare and self._is_first:
+            bare = self._held.lstrip()
+            if not bare:
+                return False
+            if bare.startswith(self._syntax.bare):
+                return self._begin(len(self._held) - len(bare))
+        starts = self._syntax.starts
+        places = [at for start in starts if (at := self._held.find(start)) >= 0]
+        if places:
+            return self._begin(min(places))
+        certain = len(self._held) - longest_beginning(self._held, starts)
+        text, self._held = self._held[:certain], self._held[certain:]
+        self._say(text)
+        return False
+
+    def _begin(self, at: int) -> bool:
+        text, self._held = self._held[:at], self._held[at:]
+        self._say(text)
+        self._reader = self._syntax.reader(self._tools)
+        return True
+
+    def _skip_closers(self) -> bool:
+        """Drop white space and closers; whether other text follows."""
+        while True:
+            self._held = self._held.lstrip()
+            closer = next((c for c in self._syntax.closers if self._held.startswith(c)), None)
+            if closer is None:
+                break
+            self._held = self._held[len(closer) :]
+        if any(closer.startswith(self._held) for closer in ("", *self._syntax.closers)):
+            return False
+        self._after_call = False
+        return True
+
+    def _say(self, text: str) -> None:
+        """Tell text, but for white space at its end, which calls may follow."""
+        if self._after_call and not text.strip():
+            return
+        whole = self._gap + text
+        certain = whole.rstrip()
+        self._gap = whole[len(certain) :]
+        if certain:
+            self._events.append(Content(certain))
+            self._is_first = False
+
+    def _taken(self) -> list[Event]:
+        events, self._events = self._events, []
+        return joined(events)
+
+
+def call_id() -> str:
+    """An id as OpenAI has them."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def short_call_id() -> str:
+    """An id as the templates of Mistral want them: nine letters and digits."""
+    letters = string.ascii_letters + string.digits
+    return "".join(secrets.choice(letters) for _ in range(9))

@@ -1,0 +1,93 @@
+"""Calls llguidance: tokenizers, grammars and their limits. Imported where one is compiled."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import llguidance
+import numpy as np
+from tokenizers import Tokenizer
+
+from snapexport.errors import UserError, first_line
+from snapexport.runtime.requests.structured_outputs import Kind
+
+_LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
+
+_WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
+"""Between JSON's tokens. Without a bound a model may write spaces to the end."""
+
+_END = "<|end of a structured output|>"
+
+_WALK = 8
+"""Tokens that a trial takes."""
+
+_HINT = "simplify it; https://github.com/guidance-ai/llguidance says what is supported"
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A build's tokens, for llguidance.
+
+    tokenizer: tokenizer.json's text, with one token more. end: that token's id. It ends an answer
+    for llguidance, and is never sampled: a request knows its own end tokens.
+    """
+
+    tokenizer: str
+    end: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "Vocabulary":
+        """The vocabulary of a tokenizer, which is left as it is."""
+        changed = Tokenizer.from_str(tokenizer.to_str())
+        changed.add_special_tokens([_END])
+        end = changed.token_to_id(_END)
+        assert end is not None, "it was added"
+        return cls(changed.to_str(), end)
+
+    def open(self) -> llguidance.LLTokenizer:
+        """Raises UserError for a tokenizer of a kind that llguidance doesn't know."""
+        try:
+            return llguidance.LLTokenizer(self.tokenizer, eos_token=[self.end])
+        except ValueError as error:
+            raise UserError(
+                f"structured outputs can't be had with this tokenizer: {first_line(error)}",
+                "use a checkpoint with a byte-level or SentencePiece tokenizer",
+            ) from None
+
+
+def grammar_of(kind: Kind, text: str, lenient: bool) -> str:
+    """llguidance's own form of a grammar. Raises UserError."""
+    try:
+        if kind != "json":
+            return llguidance.grammar_from(kind, text)
+        options: Any = {"whitespace_pattern": _WHITESPACE}
+        options |= {"lenient": True, "coerce_one_of": True} if lenient else {}
+        return llguidance.LLMatcher.grammar_from_json_schema(text, defaults=options)
+    except (ValueError, RecursionError) as error:
+        raise refused(str(error)) from None
+
+
+def matcher_of(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
+    """A matcher at the beginning, with its first mask made. Raises UserError."""
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise refused(matcher.get_error())
+    return matcher
+
+
+def walk(matcher: llguidance.LLMatcher, end: int) -> None:
+    """Take some tokens, as an answer would: some grammars explode then. Raises UserError."""
+    for _ in range(_WALK):
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        bits[end] = 0
+        allowed = np.flatnonzero(bits)
+        if matcher.is_stopped() or not len(allowed):
+            break
+        matcher.consume_token(int(allowed[len(allowed) // 2]))
+    if matcher.is_error():
+        raise refused(matcher.get_error())
+
+
+def refused(why: str) -> UserError:
+    """The error of a grammar that llguidance doesn't take."""
+    return UserError(f"structured_outputs can't be compiled: {' '.join(why.split())}", _HINT)

@@ -1,0 +1,39 @@
+"""Compiles grammars as a process of its own: a small one may take all time and all memory.
+
+    python -m snapexport.runtime.requests.grammars.trial_worker
+
+The first message is a vocabulary, and each further one a form to compile. `grammars` is the other
+end.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from snapexport.errors import UserError
+from snapexport.runtime.confined_worker import OPENING_SECONDS, serve
+from snapexport.runtime.requests.grammars import library
+
+
+class Compiler:
+    """Opens the tokenizer that comes first, and compiles what comes then."""
+
+    _tokenizer: Any = None
+    _end = 0
+
+    def answer(self, given: bytes) -> Mapping[str, Any]:
+        """The reply to a message."""
+        try:
+            if self._tokenizer is None:
+                vocabulary = library.Vocabulary(**json.loads(given))
+                self._tokenizer, self._end = vocabulary.open(), vocabulary.end
+                return {}
+            grammar = library.grammar_of(*json.loads(given))
+            library.walk(library.matcher_of(self._tokenizer, grammar), self._end)
+        except UserError as error:
+            return {"message": error.message, "hint": error.hint}
+        return {"grammar": grammar}
+
+
+if __name__ == "__main__":
+    serve(Compiler().answer, OPENING_SECONDS)

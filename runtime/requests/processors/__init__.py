@@ -1,0 +1,1 @@
+"""Changes the logits that a request's next token is chosen from."""

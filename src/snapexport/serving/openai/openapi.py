@@ -1,0 +1,85 @@
+"""Describes the API as an OpenAPI document, made from the bodies' own models.
+
+Fields that are taken without effect, or with one value alone, are in it: clients that check their
+bodies by it may send them. Answers are objects of OpenAI's, and are not described again.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+
+from snapexport.serving.openai.protocol import IGNORED, NEUTRAL
+
+VERSION = "3.1.0"
+REFERENCE = "#/components/schemas/{model}"
+
+ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+
+
+def document(
+    version: str,
+    posts: Mapping[str, type[pydantic.BaseModel]],
+    gets: Mapping[str, str],
+) -> dict[str, Any]:
+    """posts: paths with their bodies. gets: paths with the content types of their answers."""
+    schemas: dict[str, Any] = {"Error": ERROR}
+    paths: dict[str, Any] = {}
+    for path, body in posts.items():
+        schemas |= _schemas(body)
+        content = _json(REFERENCE.format(model=body.__name__))
+        body_of = {"required": True, "content": content}
+        paths[path] = {"post": {"requestBody": body_of, "responses": _responses()}}
+    for path, kind in gets.items():
+        names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+        paths[path] = {
+            "get": {"parameters": list(map(_in_path, names)), "responses": _responses(kind)}
+        }
+    return {
+        "openapi": VERSION,
+        "info": {"title": "snapexport serve", "version": version},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def _schemas(body: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """The body's schema, and those that it refers to, by name."""
+    schema = body.model_json_schema(ref_template=REFERENCE)
+    others: dict[str, Any] = schema.pop("$defs", {})
+    own = schema["properties"]
+    neutral = {name: {"enum": list(values)} for name, values in NEUTRAL.items()}
+    schema["properties"] = {**{name: {} for name in sorted(IGNORED)}, **neutral, **own}
+    # null counts as absent
+    for name in schema["properties"].keys() - set(schema.get("required", ())):
+        schema["properties"][name] = {"anyOf": [schema["properties"][name], {"type": "null"}]}
+    return {**others, body.__name__: schema}
+
+
+def _json(reference: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": reference}}}
+
+
+def _responses(kind: str = "application/json") -> dict[str, Any]:
+    content = {kind: {"schema": {"type": "object"} if kind == "application/json" else {}}}
+    error = {"description": "an error", "content": _json(REFERENCE.format(model="Error"))}
+    return {"200": {"description": "the answer", "content": content}, "default": error}
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}

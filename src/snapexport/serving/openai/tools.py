@@ -1,0 +1,90 @@
+"""Tools in the bodies of requests: their definitions, the choice among them, and calls in history.
+
+Knows no template and no parser.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MOST_TOOLS = 128
+"""OpenAI's limit."""
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+
+
+class Function(BaseModel):
+    """What the model may call. Further keys go to the template as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """An entry of `tools`."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["function"]
+    function: Function
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that the chat template gets."""
+        given = self.function.model_dump(exclude_none=True, exclude={"strict"})
+        return {"type": "function", "function": given}
+
+
+class NamedFunction(BaseModel):
+    """The function of a named choice."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: Name
+
+
+class NamedTool(BaseModel):
+    """A choice of one tool."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class CalledFunction(BaseModel):
+    """The function of a call in history."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: str = Field(min_length=1)
+    arguments: str | dict[str, Any] = "{}"
+
+
+class ToolCall(BaseModel):
+    """A call in history."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+def forced(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+    """The tools of which an answer must call one."""
+    if isinstance(choice, NamedTool):
+        return [tool for tool in tools if tool.function.name == choice.function.name]
+    return list(tools) if choice == "required" else []
+
+
+def schemas(tools: Iterable[Tool]) -> dict[str, Mapping[str, Any]]:
+    """The schema of the parameters of each."""
+    return {tool.function.name: tool.function.parameters or {} for tool in tools}

@@ -1,0 +1,286 @@
+"""Parsers of outputs: each format's own, cut anywhere, and what looks like a call and is none."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from snapexport.errors import UserError
+from snapexport.runtime.chat.parsers.parser import Call, Content, Event, Reasoning, joined
+from snapexport.runtime.chat.parsers.table import (
+    HARMONY,
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    OutputFormat,
+)
+
+TOOLS: dict[str, Any] = {
+    "get_weather": {
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "deep": {}}
+    },
+    "now": {},
+}
+WEATHER = Call("get_weather", '{"city": "Zürich [\\"1\\"]"}')
+DAYS = Call("get_weather", '{"city": "Bern", "days": 3, "deep": {"a": [1, true, null]}}')
+NOW = Call("now", "{}")
+JSON = '{"name": "get_weather", "arguments": {"city": "Zürich [\\"1\\"]"}}'
+LONG = '{"city": "Bern", "days": 3, "deep": {"a": [1, true, null]}}'
+
+CALLS: list[tuple[str, str, list[Event]]] = [
+    ("hermes", f"<tool_call>\n{JSON}\n</tool_call>", [WEATHER]),
+    ("hermes", f"I look.\n\n<tool_call>{JSON}</tool_call>", [Content("I look."), WEATHER]),
+    (
+        "hermes",
+        f"<tool_call>\n{JSON}\n</tool_call>\n<tool_call>\n"
+        '{"name": "now", "arguments": {}}\n</tool_call>',
+        [WEATHER, NOW],
+    ),
+    ("hermes", f"<tool_call>{JSON}</tool_call>\nDone. ", [WEATHER, Content("Done. ")]),
+    (
+        "hermes",
+        '<tool_call>{"name": "now", "arguments": {"a": "</tool_call>{"}}</tool_call>',
+        [Call("now", '{"a": "</tool_call>{"}')],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nBern\n</parameter>\n<parameter=days>"
+        '\n3\n</parameter>\n<parameter=deep>\n{"a": [1, true, null]}\n</parameter>\n</function>\n'
+        "</tool_call>",
+        [DAYS],
+    ),
+    (
+        "qwen3_coder",
+        "<function=get_weather>\n<parameter=city>\n1\n\n2\n</parameter>\n</function>",
+        [Call("get_weather", '{"city": "1\\n\\n2"}')],
+    ),
+    (
+        "qwen3_coder",
+        "Now.\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        [Content("Now."), NOW],
+    ),
+    ("llama3_json", JSON.replace("arguments", "parameters"), [WEATHER]),
+    ("llama3_json", "<|python_tag|>" + JSON.replace("arguments", "parameters"), [WEATHER]),
+    ("llama3_json", f'{JSON}; {{"name": "now", "parameters": {{}}}}', [WEATHER, NOW]),
+    (
+        "llama3_json",
+        f'{JSON}\n{{"name": "now", "parameters": {{}}}} So {{x}}.',
+        [WEATHER, NOW, Content("So {x}.")],
+    ),
+    ("llama3_json", f"So: {JSON}", [Content("So:"), WEATHER]),
+    ("mistral", f'[TOOL_CALLS] [{JSON}, {{"name": "now", "arguments": {{}}}}]', [WEATHER, NOW]),
+    ("mistral", f"Well.[TOOL_CALLS]get_weather[ARGS]{LONG}", [Content("Well."), DAYS]),
+    ("mistral", f"[TOOL_CALLS]get_weather{LONG}[TOOL_CALLS]now[CALL_ID]a1[ARGS]{{}}", [DAYS, NOW]),
+    (
+        "deepseek_v3",
+        "So:\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+        f"```json\n{LONG}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n"
+        "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [Content("So:"), DAYS, NOW],
+    ),
+    (
+        "deepseek_v3",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{LONG}"
+        "<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        [DAYS, NOW],
+    ),
+    (
+        HARMONY,
+        "<|channel|>analysis<|message|>Need\nweather.<|end|><|start|>assistant<|channel|>commentary"
+        f" to=functions.get_weather <|constrain|>json<|message|>{LONG}<|call|>",
+        [Reasoning("Need\nweather."), DAYS],
+    ),
+    (
+        HARMONY,
+        f"<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{LONG}",
+        [DAYS],
+    ),
+    (
+        HARMONY,
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hi<b",
+        [Reasoning("Hm"), Content("Hi<b")],
+    ),
+    (
+        "functiongemma",
+        "<start_function_call>call:get_weather{city:<escape>Bern<escape>,days:3,deep:{a:[1,true,"
+        "null]}}<end_function_call><start_function_call>call:now{}<end_function_call>",
+        [DAYS, NOW],
+    ),
+    (
+        "gemma4",
+        '<|tool_call>call:get_weather{city:<|"|>Zürich ["1"]<|"|>}<tool_call|>',
+        [WEATHER],
+    ),
+    ("granite", f"<|tool_call|>[{JSON}]", [WEATHER]),
+    ("granite", f'<tool_call>[{JSON}, {{"name": "now", "arguments": {{}}}}]', [WEATHER, NOW]),
+    (
+        "pythonic",
+        "[get_weather(city='Bern', days=3, deep={'a': [1, True, None]}), now()]",
+        [DAYS, NOW],
+    ),
+    ("pythonic", "<|python_start|>[now()]<|python_end|>", [NOW]),
+]
+
+TEXTS = [
+    ("hermes", "<tool_call> is how calls begin, {} and so on"),
+    ("hermes", '<tool_call>{"name": "now"</tool_call>  \n'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
+    ("hermes", "<tool_call>{'name': 'now'}</tool_call>"),
+    ("hermes", "Nothing, a < b <tool"),
+    ("qwen3_coder", "<tool_call>\nsome words\n</tool_call>"),
+    ("qwen3_coder", "<function=now>\n<parameter=a>1"),
+    ("qwen3_coder", "<function=now> what? </function>"),
+    ("llama3_json", '{"name": "Bob", "parameters": {}} is no tool'),
+    ("llama3_json", '{"answer": 4}'),
+    ("llama3_json", '{"name": "now"}'),
+    ("llama3_json", 'So: {"name": "now", "parameters": {'),
+    ("mistral", "[TOOL_CALLS] none"),
+    ("mistral", "[TOOL_CALLS][]"),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜>nothing"),
+    ("functiongemma", "<start_function_call>call:now{a:<escape>b}<end_function_call>"),
+    ("functiongemma", "<start_function_call>call:now{a:{" + "a:{" * 99 + "<end_function_call>"),
+    ("granite", "<|tool_call|>[]"),
+    ("pythonic", "[1] says that"),
+    ("pythonic", "[now(1)]"),
+    ("pythonic", "[" * 3000),
+]
+
+
+def parsed(
+    name: str, text: str, cuts: Sequence[int] = (), reasoning: str = "none", prompt: str = ""
+) -> list[Event]:
+    parser = OutputFormat.of("", name, reasoning).parser(TOOLS, prompt)
+    events: list[Event] = []
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        events += parser.push(text[start:end])
+    return joined([*events, *parser.finish()])
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), CALLS)
+def test_calls_of_each_format_are_read_however_they_are_cut(
+    name: str, text: str, expected: list[Event]
+) -> None:
+    assert parsed(name, text) == expected
+    assert parsed(name, text, range(1, len(text))) == expected
+    for at in range(1, len(text)):
+        assert parsed(name, text, [at]) == expected
+
+
+@pytest.mark.parametrize(("name", "text"), TEXTS)
+def test_what_is_no_call_stays_text_however_it_is_cut(name: str, text: str) -> None:
+    assert parsed(name, text) == [Content(text)]
+    assert parsed(name, text, range(1, len(text))) == [Content(text)]
+
+
+def test_every_tool_format_has_a_recorded_call() -> None:
+    assert {name for name, _, _ in CALLS} == {row.name for row in TOOL_FORMATS}
+
+
+def test_a_call_after_a_broken_one_is_read() -> None:
+    text = f"<tool_call>{{'a'}}</tool_call>\n<tool_call>{JSON}</tool_call>"
+    assert parsed("hermes", text) == [Content("<tool_call>{'a'}</tool_call>"), WEATHER]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "prompt", "expected"),
+    [
+        ("think", "<think>\nHm.\n</think>\n\nHi.", "", [Reasoning("Hm."), Content("Hi.")]),
+        (
+            "think",
+            "Hm. </thin\n</think>\nHi. ",
+            "<think>\n",
+            [Reasoning("Hm. </thin"), Content("Hi. ")],
+        ),
+        ("think", " \nHi <think>.", "", [Content(" \nHi <think>.")]),
+        ("think", "<think>\nHm. ", "", [Reasoning("Hm.")]),
+        ("think", "<think>\n\n</think>\n\nHi", "", [Content("Hi")]),
+        ("think", "<thi", "", [Content("<thi")]),
+        (
+            "granite",
+            "Here is my thought process: A.\n\nHere is my response: B.",
+            "",
+            [Reasoning("A."), Content("B.")],
+        ),
+        ("gemma4", "<|channel>thought\nHm\n<channel|>Hi", "", [Reasoning("Hm"), Content("Hi")]),
+        (
+            HARMONY,
+            "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hi",
+            "",
+            [Reasoning("Hm"), Content("Hi")],
+        ),
+    ],
+)
+def test_reasoning_is_split_however_it_is_cut(
+    name: str, text: str, prompt: str, expected: list[Event]
+) -> None:
+    assert parsed("none", text, (), name, prompt) == expected
+    for at in range(1, len(text)):
+        assert parsed("none", text, [at], name, prompt) == expected
+
+
+def test_calls_after_reasoning_are_read_and_those_within_are_not() -> None:
+    text = f"<think>A <tool_call>{JSON}</tool_call></think>\n<tool_call>{JSON}</tool_call>"
+    expected = [Reasoning(f"A <tool_call>{JSON}</tool_call>"), WEATHER]
+    for at in range(len(text)):
+        assert parsed("hermes", text, [at], "think") == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reasoning"),
+    [
+        ("{{ '<tool_call>' }}<think>", "hermes", "think"),
+        ("<tool_call>\n<function=f>", "qwen3_coder", None),
+        ("<|channel|>analysis", HARMONY, HARMONY),
+        ("plain", None, None),
+    ],
+)
+def test_formats_are_chosen_by_the_templates_text(
+    template: str, tools: str | None, reasoning: str | None
+) -> None:
+    chosen = OutputFormat.of(template)
+    assert (chosen.tools and chosen.tools.name) == tools
+    assert (chosen.reasoning and chosen.reasoning.name) == reasoning
+    assert OutputFormat.of(template, "none", "none") == OutputFormat()
+    assert chosen.is_unknown == (tools is None)
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(UserError, match="--tool-parser nope is not known") as refused:
+        OutputFormat.of("", "nope")
+    assert "hermes" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "piece"),
+    [
+        ("hermes", '<tool_call>{"'),
+        ("hermes", "<tool_call>{}"),
+        ("qwen3_coder", "<function=f>"),
+        ("functiongemma", "<start_function_call>call:f{"),
+        ("functiongemma", "<start_function_call>call:f{a:{<end_function_call>"),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"),
+        ("pythonic", "["),
+        ("llama3_json", "{"),
+        (HARMONY, "<|start|>"),
+        (HARMONY, "<|channel|>commentary to=functions.f<|message|>{"),
+    ],
+)
+def test_hostile_text_takes_time_in_proportion(name: str, piece: str) -> None:
+    text = piece * (60_000 // len(piece))
+    started = time.perf_counter()
+    events = parsed(name, text, range(8, len(text), 8))
+    assert time.perf_counter() - started < 5
+    assert all(isinstance(event, Content | Call) for event in events)
+
+
+def test_arguments_are_json_objects() -> None:
+    for _, _, events in CALLS:
+        for event in events:
+            if isinstance(event, Call):
+                assert isinstance(json.loads(event.arguments), dict)
+
+
+def test_every_reasoning_format_has_a_mark() -> None:
+    assert all(row.marks for row in (*REASONING_FORMATS, *TOOL_FORMATS))

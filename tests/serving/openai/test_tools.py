@@ -1,0 +1,298 @@
+"""Tools and reasoning in chats, as OpenAI's client sees them."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from snapexport.runtime.chat.parsers.table import OutputFormat
+from tests.serving.openai.conftest import Served
+from tests.serving.openai.scripted import (
+    CALLS,
+    JSON,
+    SHORT,
+    TOOL,
+    TOOL_TEMPLATE,
+    script,
+    use_template,
+)
+
+CHAT: Any = [{"role": "user", "content": "Hello"}]
+OPTIONS: Any = {"model": "model", "messages": CHAT, "max_tokens": 9, "tools": [TOOL]}
+
+
+@pytest.fixture(autouse=True)
+def template(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_template(monkeypatch, served.model, SHORT)
+
+
+def test_calls_content_and_reasoning_are_told_apart(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, CALLS)
+    (choice,) = client.chat.completions.create(**OPTIONS).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "I look."
+    assert getattr(choice.message, "reasoning_content") == "Hm."  # noqa: B009
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function" and call.id.startswith("call_")
+    assert (call.function.name, call.function.arguments) == ("f", '{"a": "é"}')
+
+
+def test_stream_has_the_calls_name_first_and_joins_to_the_whole(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = f"{CALLS}<tool_call>{JSON}</tool_call>"
+    for size in (1, 5, 1000):
+        script(monkeypatch, two, size=size)
+        chunks = list(client.chat.completions.create(stream=True, **OPTIONS))
+        deltas = [chunk.choices[0].delta for chunk in chunks]
+        assert "".join(delta.content or "" for delta in deltas) == "I look."
+        assert "".join(getattr(d, "reasoning_content", "") for d in deltas) == "Hm."
+        calls = [call for delta in deltas for call in delta.tool_calls or []]
+        assert [call.index for call in calls] == [0, 0, 1, 1]
+        assert [call.function and call.function.name for call in calls] == ["f", None, "f", None]
+        assert [call.id is not None for call in calls] == [True, False, True, False]
+        assert [call.function and call.function.arguments for call in calls] == [
+            "",
+            '{"a": "é"}',
+        ] * 2
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_without_content_a_call_has_null_content(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, f"<tool_call>{JSON}</tool_call>")
+    message = client.chat.completions.create(**OPTIONS).choices[0].message
+    assert message.content is None and len(message.tool_calls or []) == 1
+
+
+def test_a_broken_call_is_content(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, CALLS[:-20], "length")
+    (choice,) = client.chat.completions.create(**OPTIONS).choices
+    assert choice.message.content == CALLS[:-20].partition("</think>\n\n")[2]
+    assert choice.finish_reason == "length" and choice.message.tool_calls is None
+
+
+def test_one_call_alone_is_told_without_parallel_calls(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, f"<tool_call>{JSON}</tool_call>" * 3)
+    done = client.chat.completions.create(parallel_tool_calls=False, n=2, **OPTIONS)
+    assert [len(choice.message.tool_calls or []) for choice in done.choices] == [1, 1]
+
+
+def test_without_tools_no_text_is_a_call(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, CALLS)
+    for changed in ({"tools": []}, {"tool_choice": "none"}):
+        (choice,) = client.chat.completions.create(**OPTIONS | changed).choices
+        assert choice.message.content == CALLS.partition("</think>\n\n")[2]
+        assert choice.finish_reason == "stop" and choice.message.tool_calls is None
+
+
+def test_tools_and_their_history_reach_the_template(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer is sent back with all its fields; arguments become an object."""
+    use_template(monkeypatch, served.model, TOOL_TEMPLATE)
+    monkeypatch.setattr(type(served.model), "encode", lambda _, text: seen.append(text) or [1])
+    seen: list[str] = []
+    script(monkeypatch, CALLS)
+    client = served.client()
+    message = client.chat.completions.create(**OPTIONS).choices[0].message
+    call_id = (message.tool_calls or [])[0].id
+    result = {"role": "tool", "tool_call_id": call_id, "name": "f", "content": "4"}
+    history: Any = [*CHAT, message.model_dump(), result]
+    client.chat.completions.create(**OPTIONS | {"messages": history})
+    tools = json.dumps([TOOL])
+    assert seen[0] == f"[tools]{tools}[user]Hello[assistant]"
+    assert seen[1] == (
+        f"[tools]{tools}[user]Hello[assistant]I look.<think>Hm.</think>"
+        f'<tool_call>f{{"a": "é"}}{call_id}</tool_call>[tool]4={call_id}[assistant]'
+    )
+    del history[1]["content"]
+    client.chat.completions.create(**OPTIONS | {"messages": history, "tool_choice": "none"})
+    assert seen[2].startswith("[user]Hello[assistant]<think>")
+
+
+def test_special_tokens_are_kept_where_a_parser_needs_them(
+    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = script(monkeypatch, "a")
+    client.chat.completions.create(**OPTIONS)
+    monkeypatch.setattr(served.model, "special_texts", frozenset({"<tool_call>"}))
+    client.chat.completions.create(**OPTIONS)
+    client.chat.completions.create(**OPTIONS | {"tools": []})
+    skips = [one.params.skip_special_tokens for (one,) in seen if one.params]
+    assert skips == [True, False, True]
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "says"),
+    [
+        ({"tools": [TOOL] * 2}, "tools", "two functions of one name"),
+        ({"tools": [named(f"f{n}") for n in range(129)]}, "tools", "at most 128"),
+        ({"tools": [named("a b")]}, "tools.0.function.name", "match"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tool_choice": named("g")}, "tool_choice", "do not have"),
+        ({"functions": [{"name": "f"}]}, "functions", "use tools"),
+        ({"function_call": {"name": "f"}}, "function_call", "use tool_choice"),
+        (
+            {"messages": [{"role": "function", "name": "f", "content": "4"}]},
+            "messages.0",
+            "the older form",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "tool_calls": [named("f")]}]},
+            "messages.0",
+            "the assistant's",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"type": "function"}]}]},
+            "messages.0.tool_calls.0.function",
+            "required",
+        ),
+    ],
+)
+def test_wrong_tools_are_refused_by_their_field(
+    client: openai.OpenAI, options: Any, param: str, says: str
+) -> None:
+    body: Any = OPTIONS | options
+    with pytest.raises(openai.BadRequestError, match=says) as refused:
+        client.chat.completions.create(**{k: body[k] for k in OPTIONS}, extra_body=options)
+    assert refused.value.param == param
+
+
+def test_a_template_without_tools_refuses_them_and_their_history(
+    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_template(monkeypatch, served.model, "{{ messages[0].content }}")
+    script(monkeypatch, "a")
+    with pytest.raises(openai.BadRequestError, match="does not read tools") as refused:
+        client.chat.completions.create(**OPTIONS)
+    assert refused.value.param == "tools"
+    history: Any = [*CHAT, {"role": "assistant", "tool_calls": [named("f")]}]
+    with pytest.raises(openai.BadRequestError, match="does not read tool_calls"):
+        client.chat.completions.create(**OPTIONS | {"tools": [], "messages": history})
+    assert client.chat.completions.create(**OPTIONS | {"tool_choice": "none"}).choices
+
+
+def test_a_template_of_unknown_calls_refuses_tools_but_with_parser_none(
+    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "{{ tools }}{{ messages[0].content }}"
+    use_template(monkeypatch, served.model, source)
+    script(monkeypatch, CALLS)
+    with pytest.raises(openai.BadRequestError, match="--tool-parser NAME"):
+        client.chat.completions.create(**OPTIONS)
+    monkeypatch.setattr(served.model, "output_format", OutputFormat.of(source, "none", "none"))
+    assert client.chat.completions.create(**OPTIONS).choices[0].message.content == CALLS
+
+
+CHOSEN: Any = {
+    "type": "function",
+    "function": {
+        "name": "pick",
+        "strict": True,
+        "parameters": {
+            "properties": {"a": {"$ref": "#/$defs/A"}},
+            "$defs": {"A": {"enum": [17, 23]}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("source", [SHORT, "{{ tools }}", SHORT + "<think>"])
+@pytest.mark.parametrize("choice", ["required", named("pick")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_is_one_of_the_tools_whatever_the_model_wants(
+    served: Served, monkeypatch: pytest.MonkeyPatch, source: str, choice: Any, stream: bool
+) -> None:
+    """Also where no parser knows the template, and where it opens <think>."""
+    use_template(monkeypatch, served.model, source)
+    monkeypatch.setattr(type(served.model), "encode", lambda *_: [1, 2, 3])
+    tools = [CHOSEN] if choice == "required" else [TOOL, CHOSEN]
+    options = OPTIONS | {"tools": tools, "tool_choice": choice, "max_tokens": 200}
+    done: Any = served.client().chat.completions.create(**options, stream=stream)
+    choices = [chunk.choices[0] for chunk in done] if stream else [done.choices[0]]
+    messages = [one.delta if stream else one.message for one in choices]
+    calls = [call for message in messages for call in message.tool_calls or []]
+    assert [call.function.name for call in calls if call.function.name] == ["pick"]
+    arguments = json.loads("".join(call.function.arguments for call in calls))
+    assert arguments in ({"a": 17}, {"a": 23})
+    assert choices[-1].finish_reason == "tool_calls"
+    assert not any(message.content for message in messages)
+
+
+def test_a_forced_call_and_another_form_are_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="prescribe two forms") as refused:
+        client.chat.completions.create(
+            tool_choice="required", response_format={"type": "json_object"}, **OPTIONS
+        )
+    assert refused.value.param == "tool_choice"
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused(client: openai.OpenAI) -> None:
+    """The tool's own names can't leave the grammar either."""
+    bad = {"type": "object", "properties": {"a": {"pattern": "(?<=b)a"}}, "required": ["a"]}
+    function = {"name": "f", "strict": True, "parameters": bad}
+    tools: Any = [{"type": "function", "function": function}]
+    with pytest.raises(openai.BadRequestError, match="can't be compiled") as refused:
+        client.chat.completions.create(**OPTIONS | {"tools": tools, "tool_choice": "required"})
+    assert refused.value.param == "tools"
+
+
+def test_a_form_without_a_call_is_content_where_the_prompt_opens_reasoning(
+    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_template(monkeypatch, served.model, SHORT + "<think>")
+    script(monkeypatch, "{}")
+    form: Any = {"type": "json_object"}
+    done = client.chat.completions.create(response_format=form, **OPTIONS | {"tools": []})
+    assert done.choices[0].message.content == "{}"
+
+
+def deep(levels: int) -> Any:
+    return {"type": "object", "properties": {"a": deep(levels - 1)}} if levels else {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tools": [named(f"f{n}") for n in range(5000)]},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": deep(40)}}]},
+        {"tools": [TOOL], "tool_choice": "required", "max_tokens": 0},
+        {
+            "tool_choice": "required",
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "f",
+                        "parameters": {"properties": {"a": {"enum": ["b" * 60_000, "c" * 90_000]}}},
+                    },
+                }
+            ],
+        },
+    ],
+    ids=["5000 tools", "40 levels", "no tokens", "a large grammar"],
+)
+def test_hostile_tools_get_a_400_soon_and_neighbours_go_on(
+    served: Served, client: openai.OpenAI, options: Any
+) -> None:
+    stream = client.completions.create(model="model", prompt="a", max_tokens=200, stream=True)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**OPTIONS | options)
+    assert len(str(refused.value)) < 2000
+    assert sum(1 for _ in stream) > 0
