@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     with needs_extra("serve"):
         from snapexport.serving.serve import Report, serve
     serving = _print_json if arguments.json else _print
-    serve(options, Report(_print_defaults, serving, _print_draining))
+    serve(options, Report(_print_note, serving, _print_draining))
     return 0
 
 
@@ -98,8 +98,8 @@ def _print(addresses: Addresses) -> None:
     OUT.print("\n".join([*lines, "", addresses.curl]))
 
 
-def _print_defaults(text: str) -> None:
-    ERR.print(f"requests that name none get {text}", soft_wrap=True)
+def _print_note(line: str) -> None:
+    ERR.print(line, soft_wrap=True)
 
 
 def _print_draining(seconds: float) -> None:

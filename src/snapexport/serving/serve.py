@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import open_template
 from snapexport.runtime.chat.end_token import Template
@@ -33,10 +34,11 @@ from snapexport.serving.warm_up import warm_up
 class Report:
     """Called with the addresses once it serves, and with the drain's seconds.
 
-    defaults: called with the values of requests that name none, if they are not OpenAI's.
+    note: called with a line about the model: what was compared with transformers when it was
+    built, and the values of requests that name none, if they are not OpenAI's.
     """
 
-    defaults: Callable[[str], None]
+    note: Callable[[str], None]
     serving: Callable[[Addresses], None]
     draining: Callable[[float], None]
 
@@ -46,8 +48,9 @@ def serve(options: ServeOptions, report: Report) -> None:
     with bound(options.host, options.port) as listener:
         defaults = Defaults.of(options)
         if defaults.values:
-            report.defaults(str(defaults))
+            report.note(f"requests that name none get {defaults}")
         model = _load(options, defaults.values)
+        report.note(f"the build: {Manifest.read(options.build).comparison}")
         asyncio.run(_answer(model, options, listener, report))
 
 
