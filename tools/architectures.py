@@ -59,7 +59,7 @@ def render(results: Path) -> str:
     for name, properties in _properties(results):
         for outcome, value in properties.items():
             kind = name.partition(".")[0]
-            outcomes[outcome][kind] = max(outcomes[outcome].get(kind, ""), value, key=_size)
+            outcomes[outcome][kind] = max(outcomes[outcome].get(kind, value), value, key=_size)
     found = Counter({outcome: len(of_types) for outcome, of_types in outcomes.items()})
     head = HEAD.format(
         version=version("transformers"),

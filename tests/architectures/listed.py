@@ -24,7 +24,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": {
         "indexer_n_heads": 8,
         "indexer_kv_heads": 1,
-        "indexer_head_dim": 64,
+        "indexer_head_dim": 256,
         "indexer_budget": 64,
         "indexer_compress_ratio": 4,
     },

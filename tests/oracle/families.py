@@ -167,6 +167,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **_MIXED,
     },
     "gemma": {"head_dim": 16, "tie_word_embeddings": True},
+    "gemma3n_text": {
+        **_GEMMA4,
+        "intermediate_size": [112] * 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 257,
+        "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0],
+        "altup_num_inputs": 3,
+        "laurel_rank": 8,
+    },
     "gemma4_text": {
         **_GEMMA4,
         "global_head_dim": 16,
