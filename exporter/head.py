@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from snapexport.errors import UserError
 from snapexport.exporter.architectures import Decoder
+from snapexport.exporter.models import causal_language_model
 
 _BARRED = "snapexport_barred"
 
@@ -28,7 +29,8 @@ def logits_of(model: Any, decoder: Decoder, hidden_states: Tensor) -> Tensor:
 
     Those of tokens that are never sampled are the least that float32 holds.
     """
-    inside = model.get_submodule("model" if decoder.whole else decoder.names.decoder)
+    with_head = causal_language_model(model)
+    inside = with_head.get_submodule("model" if decoder.whole else decoder.names.decoder)
     usual, calls = inside.forward, 0
 
     def states(*_: Any, **__: Any) -> _States:
@@ -39,7 +41,7 @@ def logits_of(model: Any, decoder: Decoder, hidden_states: Tensor) -> Tensor:
     inside.forward = states
     try:
         token = torch.zeros(1, 1, dtype=torch.int64)  # no forward after the decoder reads it
-        logits: Tensor = model(input_ids=token, use_cache=False).logits
+        logits: Tensor = with_head(input_ids=token, use_cache=False).logits
     finally:
         inside.forward = usual
     if calls != 1:

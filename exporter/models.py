@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _LISTS = ("layers", "layer", "h", "blocks")
 """transformers' names of a decoder's list of layers."""
+_OF_TEXT = ("language_model", "lm_head")
+"""Parts of a vision-language model that text passes through."""
 _WARNS_OF_PADS = "warn_if_padding_and_no_attention_mask"
 
 
@@ -64,9 +66,20 @@ def _constructed(
 
 def leave_text(model: Any) -> None:
     """Drop what text never passes through, whose weights are not built."""
-    parts = [name for name, _ in model.model.named_children() if name != "language_model"]
-    for name in parts:
-        delattr(model.model, name)
+    holder = _holder_of_text(model)
+    for name in [name for name, _ in holder.named_children() if name not in _OF_TEXT]:
+        delattr(holder, name)
+
+
+def causal_language_model(model: Any) -> Any:
+    """What makes logits of tokens: the model, or a vision-language model's part with a head."""
+    return model if hasattr(model, "model") else getattr(model, "language_model", model)
+
+
+def _holder_of_text(model: Any) -> Any:
+    """The module of a vision-language model that has its language model, or the model itself."""
+    inner = getattr(model, "model", None)
+    return model if inner is None else inner
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:
@@ -108,8 +121,10 @@ def hidden_states_of(decoder: Any, input_ids: Any, position_ids: Any) -> Any:
 
 def path_of_decoder(model: Any) -> str:
     """The path of the module that makes hidden states of tokens."""
-    language = getattr(getattr(model, "model", None), "language_model", None)
-    found = language if language is not None else model.get_decoder()
+    language = getattr(_holder_of_text(model), "language_model", None)
+    if hasattr(language, "lm_head"):  # of Llama 4, with a head of its own
+        language = language.model
+    found = model.get_decoder() if language is None else language
     paths = {module: str(path) for path, module in model.named_modules() if path}
     usual = str(model.base_model_prefix)
     # ModernBERT calls its head `decoder`.

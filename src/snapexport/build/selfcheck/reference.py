@@ -15,7 +15,13 @@ from snapexport.build.selfcheck.attention import Attended, Visible, watching
 from snapexport.build.selfcheck.routing import choices_of
 from snapexport.build.selfcheck.sample import Sample
 from snapexport.errors import UserError
-from snapexport.exporter.models import in_users_words, keep_layers, leave_text, make_model
+from snapexport.exporter.models import (
+    causal_language_model,
+    in_users_words,
+    keep_layers,
+    leave_text,
+    make_model,
+)
 from snapexport.exporter.quiet import quiet, without_progress_bars
 
 _DRAWS = 2
@@ -34,7 +40,7 @@ class Reference:
     """transformers' model of a sample, with its weights in memory."""
 
     def __init__(self, sample: Sample) -> None:
-        self._model = _loaded(sample)
+        self._model = causal_language_model(_loaded(sample))
 
     @torch.no_grad()
     def answer(
