@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from snapexport.errors import UserError, first_line
 from snapexport.runtime.requests.structured_outputs import Kind
 
-_LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+_LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
 
 _WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
 """Between JSON's tokens. Without a bound a model may write spaces to the end."""

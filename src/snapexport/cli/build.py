@@ -34,13 +34,11 @@ HELPS = OF_GRAPHS | {
     "inside the graph (default: 128 for ONNX Runtime in fp32, else 512; half of L_max at most)",
     "tokens_per_step": "most tokens of a batch slot in a decode step: further graphs check drafts "
     "of the next tokens, found in the prompt and in the output (default: 1)",
-    "prefill_capacities": "positions of the caches of further prefill graphs, for prompts that are "
-    "shorter than L_max: TensorRT's attention reads the whole cache in each chunk; each at least "
-    "twice the one before (default: none)",
+    "prefill_capacities": "positions of the caches of further prefill graphs, for prompts shorter "
+    "than L_max in TensorRT; each at least twice the one before (default: none)",
     "dtype": "dtype of weights, activations and cache; the CPU has no bf16",
-    "weights": "of the linear layers (default: the dtype). int4: in blocks of 32, a quarter of "
-    "fp16's memory traffic, less accurate; `diff` and `eval` measure how much. fp8: those that the "
-    "checkpoint has in fp8 stay so, for the tensorrt targets; half of bf16's memory, slower",
+    "weights": "of the linear layers (default: the dtype). int4: in blocks of 32, less accurate. "
+    "fp8: those that the checkpoint has in fp8 stay so, for the tensorrt targets",
     "target": "onnxruntime: with operators of its own; tensorrt: in forms that its parser takes; "
     "portable: standard operators only",
     "baseline": "also write the full-cache graphs of the same trace",
@@ -48,8 +46,8 @@ HELPS = OF_GRAPHS | {
     "and vocabulary, in a folder of its own",
     "link_weights": "hard-link the checkpoint's files instead of copying them; onnx, Polygraphy "
     "and whatever else reads weights by onnx refuse such a build",
-    "longrope": "for a RoPE of type longrope: choose one of its two sets of frequencies for all "
-    "sequences, the long one if L_max is above the length of training",
+    "longrope": "for a RoPE of type longrope: one set of frequencies for all sequences, the long "
+    "one if L_max is above the length of training",
     "verify": "compare a few of the checkpoint's layers with transformers before anything is "
     "written; always done where no test of ours holds the model's family",
     "overwrite": "replace an existing build",
@@ -62,8 +60,8 @@ HELPS = OF_GRAPHS | {
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
     "L_obs": "last prompt tokens, whose queries vote (default: 8; with a chat template ten more "
     "than the tokens that it writes after a question)",
-    "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 31, "
-    "but about two thirds of K where that is less; 7 for snapkv)",
+    "pool_kernel": "width of the pool of votes; odd (default: 31, but about two thirds of K where "
+    "that is less; 7 for snapkv)",
     "vote": "sum of the queries' attention, or of its squares, which favours a sure query "
     "(default: sum-squares; sum for sage and snapkv)",
     "pool": "mean or highest vote of the neighbours (default: avg)",
@@ -72,14 +70,12 @@ HELPS = OF_GRAPHS | {
     "group": "how votes of the query heads of a KV head are combined (default: mean)",
     "budget": "K of the layers: equal, or falling from first to last as in PyramidKV; heads: K of "
     "each KV head, by --head-budget (default: uniform)",
-    "head_budget": "K of each KV head, in a JSON file (docs/reference/vote-options.md): the heads "
-    "of a layer share its cache slots (default: each has as many)",
+    "head_budget": "K of each KV head, in a JSON file (docs/reference/vote-options.md)",
     "head_groups": "most groups of a layer's KV heads: a group's heads keep as many positions "
     "(default: 2)",
     "vote_queries": "whose queries vote: the last --L-obs prompt tokens'; those of as many pseudo "
-    "tokens, which the model writes after the prompt and forgets; or those of the whole prompt, "
-    "which is fed a second time, for questions that come after compression: prefill takes twice as "
-    "long (default: prompt)",
+    "tokens, which the model writes and forgets; or those of the whole prompt, fed a second time, "
+    "for questions after compression (default: prompt)",
 }
 
 

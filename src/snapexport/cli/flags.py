@@ -42,8 +42,7 @@ def add_backend(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--backend",
         choices=BACKENDS,
-        help="what runs the build: ONNX Runtime on the CPU or on a GPU, or TensorRT (default: "
-        "tensorrt if `snapexport engine` has built engines, else onnxruntime)",
+        help="what runs the build (default: tensorrt if it has engines, else onnxruntime)",
     )
 
 

@@ -37,12 +37,11 @@ ACCESS = {
     "access_log": "write a line for each request to standard error, without its content",
 }
 MODEL = flags.SERVED | {
-    "parked_rows": "prompts whose compressed caches are kept in the host's memory, so that the "
-    "next turn of a conversation costs its own tokens; for builds with --extend",
+    "parked_rows": "prompts whose compressed caches are kept for the next turn of a conversation, "
+    "with --extend",
     "parked_dir": "folder where these caches are written too, and found again after a restart",
     "parked_dir_bytes": "most bytes in that folder",
-    "compress_every": "tokens of an answer after which these tokens, and what they have pushed out "
-    "of the ring, are voted on; 0: never; for builds with --extend",
+    "compress_every": "vote on an answer after so many tokens, with --extend; 0: never",
     "no_speculation": "guess no tokens ahead, with a build that has --tokens-per-step",
 }
 CHATS = {

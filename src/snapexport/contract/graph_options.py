@@ -54,31 +54,29 @@ class GraphOptions:
     decode_attention: DecodeAttention | None = field(
         default=None,
         metadata=_help(
-            "cache slots that a decode step reads: all, or the valid ones alone, in ONNX Runtime: "
-            "faster where many are empty (default: all; valid for int8)"
+            "cache slots that a decode step reads: all, or in ONNX Runtime the valid ones alone "
+            "(default: all; valid for int8)"
         ),
     )
     top_tokens: int = field(
         default=0,
         metadata=_help(
-            "likeliest next tokens that the graphs output beside the logits, so that a GPU need "
-            "not copy all logits to the host in each step; 0: none"
+            "likeliest next tokens that the graphs output, so that a GPU need not copy all logits "
+            "in each step; 0: none"
         ),
     )
     share_weights: bool | None = field(
         default=None,
         metadata=_help(
-            "make matrices inputs of the graphs, so that all graphs of the build, engines too, run "
-            "on one copy in memory (default: for the tensorrt targets, whose engines hold a copy "
-            "each; ONNX Runtime on the CPU maps one copy anyway)"
+            "make matrices inputs of the graphs, so that all graphs and engines run on one copy in "
+            "memory (default: for the tensorrt targets)"
         ),
     )
     extend: bool = field(
         default=False,
         metadata=_help(
-            "add extend.onnx, which takes further tokens onto a compressed cache: a turn of a chat "
-            "costs its own tokens, and prompts may be longer than --L-max; with --group max it "
-            "keeps more of what a question at the end of a long one asks for",
+            "add extend.onnx, which takes tokens onto a compressed cache: a turn of a chat costs "
+            "its own tokens, and prompts may be longer than --L-max",
             "",
         ),
     )
