@@ -50,7 +50,7 @@ def test_assistant_offers_its_tool(target: Target) -> None:
 
 
 def test_required_tool_is_called(target: Target) -> None:
-    tool = FunctionTool(weather, description="The weather of a city", strict=True)
+    tool = FunctionTool(weather, description="The weather of a city")
     asked = [UserMessage(content=QUESTION, source="user")]
     done = asyncio.run(client(target).create(asked, tools=[tool], tool_choice="required"))
     (call,) = done.content

@@ -15,7 +15,7 @@ def chat() -> ChatOpenAI:
 
 
 def test_bound_tool_is_called(chat: ChatOpenAI) -> None:
-    answer = chat.bind_tools([weather], tool_choice="any", strict=True).invoke(QUESTION)
+    answer = chat.bind_tools([weather], tool_choice="any").invoke(QUESTION)
     (call,) = answer.tool_calls
     assert call["name"] == "weather" and weather(**call["args"]) and not answer.invalid_tool_calls
     assert answer.response_metadata["finish_reason"] == "tool_calls"
@@ -40,7 +40,7 @@ def test_stream_has_chunks_and_usage(chat: ChatOpenAI) -> None:
 
 
 def test_streamed_tool_call_is_joined(chat: ChatOpenAI) -> None:
-    bound = chat.bind_tools([weather], tool_choice="weather", strict=True)
+    bound = chat.bind_tools([weather], tool_choice="weather")
     chunks = list(bound.stream(QUESTION))
     (call,) = sum(chunks[1:], chunks[0]).tool_calls
     assert weather(**call["args"])
