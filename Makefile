@@ -11,6 +11,12 @@ TRITON_STAMP := $(TRITON_VENV)/.installed
 DYNAMO_VENV  := .venv-dynamo
 DYNAMO_BIN   := $(DYNAMO_VENV)/bin
 DYNAMO_STAMP := $(DYNAMO_VENV)/.installed
+# Other people's clients of the API want other releases of what the server imports.
+CLIENTS_VENV  := .venv-clients
+CLIENTS_BIN   := $(CLIENTS_VENV)/bin
+CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
+CLIENTS       := tests/serving/clients
+NPM_CLIENTS   := openai@7 zod@4 ai@7 @ai-sdk/openai-compatible@3
 # The CPU wheel is enough, and far smaller: make TORCH=URL.
 TORCH  ?= torch==2.13.0
 
@@ -20,8 +26,9 @@ REAL_MODEL := build/real-model
 TEXTS  := $(REAL_MODEL)/documents
 SERVED := build/served.build
 
-.PHONY: help setup demo test test-slow architectures test-rtx rtx-matrix test-triton test-dynamo real-model fuzz \
-	fuzz-short fuzz-http fuzz-http-short soak planted-faults lint types check studies plugins gpu-check goldens clean
+.PHONY: help setup demo test test-slow architectures test-rtx rtx-matrix test-triton test-dynamo test-clients \
+	real-model fuzz fuzz-short fuzz-http fuzz-http-short soak planted-faults lint types check studies plugins \
+	gpu-check goldens clean
 
 setup: $(STAMP)          ## the environment of everything but Triton's and Dynamo's tests
 
@@ -61,6 +68,14 @@ test-dynamo: export OMP_WAIT_POLICY = passive
 test-dynamo: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/$(SERVED)
 test-dynamo: $(SERVED) $(DYNAMO_STAMP)  ## real Dynamo processes, in their own environment, 11 minutes
 	timeout 1200 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/serving --reruns 1 -rR tests/serving/dynamo
+
+test-clients: export OMP_WAIT_POLICY = passive
+test-clients: export SNAPEXPORT_TEST_PYTHON = $(CURDIR)/$(BIN)/python
+test-clients: export SNAPEXPORT_TEST_MODEL ?= $(CURDIR)/$(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf
+test-clients: $(STAMP) $(CLIENTS_STAMP) ## 16 clients of the API in an environment of theirs (npm's if it is there), 5 minutes
+	mkdir -p $(REAL_MODEL)
+	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
+	$(CLIENTS_BIN)/python -m pytest --confcutdir=$(CLIENTS) --timeout 150 $(CLIENTS)
 
 real-model: export OMP_WAIT_POLICY = passive
 real-model: $(STAMP)     ## SmolLM2-135M from its GGUF file against transformers, 4 minutes, 93 MB fetched once
@@ -114,7 +129,7 @@ goldens:                 ## what published implementations keep (tests/parity/go
 	PYTHON=$(PYTHON) tools/studies/goldens/make.sh build/goldens
 
 clean:                   ## remove the environments
-	rm -rf $(VENV) $(TRITON_VENV) $(DYNAMO_VENV) .venv-gpu
+	rm -rf $(VENV) $(TRITON_VENV) $(DYNAMO_VENV) $(CLIENTS_VENV) .venv-gpu
 
 # Made each time: the code may have changed since.
 .PHONY: $(SERVED)
@@ -146,4 +161,16 @@ $(DYNAMO_STAMP): pyproject.toml
 	$(DYNAMO_BIN)/pip install --quiet --editable '.[cpu,dynamo,serve]' 'pytest>=8' \
 		'pytest-rerunfailures>=14' openai
 	$(DYNAMO_BIN)/pip install --quiet --no-deps 'ai-dynamo>=1.6.1,<1.7' 'nixl>=1.5.1,<1.6' 'nixl-cu13>=1.5.1,<1.6'
+	touch $@
+
+$(CLIENTS_STAMP): $(wildcard $(CLIENTS)/*.txt)
+	$(PYTHON) tools/require_python.py
+	$(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_BIN)/python -m pip install --quiet --upgrade pip
+	$(CLIENTS_BIN)/pip install --quiet $(TORCH) --requirement $(CLIENTS)/requirements.txt \
+		--constraint $(CLIENTS)/constraints.txt
+	$(CLIENTS_BIN)/pip install --quiet --no-deps --requirement $(CLIENTS)/without-dependencies.txt
+	if command -v npm; then \
+		npm install --no-audit --no-fund --loglevel=error --prefix $(CLIENTS_VENV) $(NPM_CLIENTS); \
+	else echo "npm is not here: its clients are left out"; fi
 	touch $@

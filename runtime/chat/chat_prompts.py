@@ -51,10 +51,13 @@ class ChatPrompts:
         return cls(tokenizer, open_template(directory), eos_token_id)
 
     def token_ids(
-        self, messages: Conversation, options: Mapping[str, Any] | None = None
+        self,
+        messages: Conversation,
+        options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """The prompt of the next answer. options: values for names that the template reads."""
-        return encode(self.text(messages, options), self.tokenizer, False)
+        return encode(self.text(messages, options, tools=tools), self.tokenizer, False)
 
     def text(
         self,

@@ -129,18 +129,20 @@ class LLM:
         params: Params = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         session: str = "",
     ) -> list[Completion]:
         """Answer one conversation, or each of a list, through the build's chat template.
 
         A message is {"role": "user", "content": "..."}. chat_template_kwargs: values for names that
-        the template reads. An answer ends at the template's own end token too. session: as in
-        `generate`. Raises UserError.
+        the template reads. tools: OpenAI's objects, which the template shows to the model; calls
+        are text. An answer ends at the template's own end token too. session: as in `generate`.
+        Raises UserError.
         """
         each = [messages] if chat_prompts.is_one(messages) else messages
         how = prompts_module.params_for_each(params, len(each))
         requests = [
-            self.read_chat(one, own, chat_template_kwargs, session=session)  # type: ignore[arg-type]
+            self.read_chat(one, own, chat_template_kwargs, tools=tools, session=session)  # type: ignore[arg-type]
             for one, own in zip(each, how, strict=True)
         ]
         return [_joined(*pair) for pair in zip(requests, self._run(requests), strict=True)]
@@ -165,16 +167,18 @@ class LLM:
         params: SamplingParams | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         session: str = "",
     ) -> Request:
         """Check one conversation, for a later `submit` or `stream`. Raises like `chat`."""
         chat = self._chat_prompts
-        token_ids = chat.token_ids(messages, chat_template_kwargs)
+        token_ids = chat.token_ids(messages, chat_template_kwargs, tools)
         ending = chat.ending(params or SamplingParams())
         request = self.read(token_ids, ending, session=session)
         if not self.parks:
             return request
-        return replace(request, park_at=chat.park_at(token_ids, messages, chat_template_kwargs))
+        park_at = chat.park_at(token_ids, messages, chat_template_kwargs, tools)
+        return replace(request, park_at=park_at)
 
     def read(
         self, prompt: Prompt, params: SamplingParams | None = None, *, session: str = ""

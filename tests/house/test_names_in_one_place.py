@@ -14,6 +14,8 @@ PACKAGE = Path(snapexport.__file__).parent
 TOOLS = Path(__file__).parents[2] / "tools"
 TARGETS_HOME = PACKAGE / "graphs" / "targets"
 ARCHITECTURES_HOME = PACKAGE / "exporter" / "architectures"
+FORMATS_HOME = PACKAGE / "runtime" / "chat" / "parsers"
+"""Formats of tool calls are called by the families that write them."""
 
 FAMILIES = {"llama", "mistral", "qwen", "gemma", "phi"}
 ARCHITECTURE_NAMES = FAMILIES.union(
@@ -82,7 +84,7 @@ def test_only_graphs_targets_compares_the_names_of_targets() -> None:
 def test_only_exporter_architectures_names_architectures() -> None:
     found = {
         str(file): lines
-        for file in sources(ARCHITECTURES_HOME)
+        for file in sources(ARCHITECTURES_HOME, FORMATS_HOME)
         if (lines := named_architectures(ast.parse(file.read_text())))
     }
     assert not found, "facts of families belong to exporter/architectures/families.py"

@@ -16,6 +16,8 @@ from typing import Any
 import openai
 
 SECONDS = 60
+PYTHON = os.environ.get("SNAPEXPORT_TEST_PYTHON", sys.executable)
+"""An environment of clients has no server."""
 
 
 @dataclass
@@ -66,7 +68,7 @@ def serve(build: Path, scratch: Path, *flags: str) -> Iterator[Serving]:
 
 
 def start(build: Path, scratch: Path, *flags: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "snapexport", "serve", str(build)]
+    command = [PYTHON, "-m", "snapexport", "serve", str(build)]
     defaults = ["--port", "0", "--name", "vault", "--threads", "1"]
     return subprocess.Popen(
         [*command, *defaults, *flags],

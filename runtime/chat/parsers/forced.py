@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapexport.runtime.chat.parsers.parser import Tools
+from snapexport.runtime.requests.grammars.closed_objects import closed
 
 NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
@@ -41,7 +42,8 @@ def call_grammar(
         options: dict[str, Any] = {"whitespace_pattern": _SPACES}
         if name not in strict:
             options |= {"lenient": True, "coerce_one_of": True}
-        arguments = {"type": "object", **(schema or NO_PARAMETERS), "x-guidance": options}
+        known = closed({"type": "object", **(schema or NO_PARAMETERS)})
+        arguments = known | {"x-guidance": options}
         before = _written(f"{wrap.before}{name}{wrap.between}", added)
         after = _written(wrap.after, added)
         rules.append(f"call{index}: {before} arguments{index} {after}")

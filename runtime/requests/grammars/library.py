@@ -1,5 +1,6 @@
 """Calls llguidance: tokenizers, grammars and their limits. Imported where one is compiled."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError, first_line
+from snapexport.runtime.requests.grammars.closed_objects import closed
 from snapexport.runtime.requests.structured_outputs import Kind
 
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
@@ -61,7 +63,8 @@ def grammar_of(kind: Kind, text: str, lenient: bool) -> str:
             return llguidance.grammar_from(kind, text)
         options: Any = {"whitespace_pattern": _WHITESPACE}
         options |= {"lenient": True, "coerce_one_of": True} if lenient else {}
-        return llguidance.LLMatcher.grammar_from_json_schema(text, defaults=options)
+        schema = json.dumps(closed(json.loads(text)))
+        return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=options)
     except (ValueError, RecursionError) as error:
         raise refused(str(error)) from None
 

@@ -131,6 +131,18 @@ def test_what_is_no_conversation_is_refused(
         llm.chat(messages, chat_template_kwargs=options)
 
 
+def test_chat_shows_tools_to_a_template_that_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{{ tools[0].function.name }}" + CHATML)
+    made = LLM.from_executor(
+        FakeExecutor(make_limits(longest_prompt=90, vocab_size=300)), tokenizer()
+    )
+    made._directory = tmp_path
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    (answer,) = made.chat(ASKED, SamplingParams(max_tokens=2), tools=tools)
+    text = "now<|im_start|>user\né?<|im_end|>\n<|im_start|>assistant\n"
+    assert answer.prompt_token_ids == tuple(tokenizer().encode(text).ids)
+
+
 def test_llm_without_a_template_refuses_chats(tiny_build: Build) -> None:
     with pytest.raises(UserError, match="has no chat template"):
         LLM(tiny_build.directory).chat(ASKED)

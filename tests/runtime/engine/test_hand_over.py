@@ -305,3 +305,11 @@ def test_digest_differs_between_builds_and_not_by_engines() -> None:
     assert digest_of(manifest) != digest_of(build_of(CASES["fp16"]).manifest)
     engines = manifest.model_copy(update={"engines": {"gpu": manifest.graphs["decode"]}})
     assert digest_of(engines) == digest_of(manifest)
+
+
+def test_penalties_count_the_first_token_that_another_process_chose() -> None:
+    params = replace(GREEDY, repetition_penalty=1.5, frequency_penalty=1.0, min_tokens=3)
+    prompts = [cases.prompt(length, 0) for length in LENGTHS]
+    prefill, decode = halves_of(CASES["fp32"])
+    expected = together(build_of(CASES["fp32"]), prompts, params)
+    assert hand_over(prefill, decode, prompts, params) == expected

@@ -137,12 +137,14 @@ def builds(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
 def test_a_build_answers_as_one_of_single_tokens(builds: Any, options: dict[str, Any]) -> None:
-    """Beside each other, more requests than batch slots, some sampled."""
+    """Beside each other, more requests than batch slots, some sampled, some with a penalty."""
     prompts = [[7, 8, 9] * 6, [5], list(range(20, 60)), [11, 12] * 20, [3, 4, 5, 3, 4]]
     room = 30 if options.get("policy") != "full" else 20
     params = [
-        SamplingParams(temperature=t, max_tokens=room, seed=1, ignore_eos=True, top_k=k)
-        for t, k in ((0.0, 0), (1.0, 0), (0.0, 0), (0.7, 5), (0.0, 0))
+        SamplingParams(
+            temperature=t, max_tokens=room, seed=1, ignore_eos=True, top_k=k, repetition_penalty=r
+        )
+        for t, k, r in ((0.0, 0, 1.0), (1.0, 0, 1.0), (0.0, 0, 1.2), (0.7, 5, 1.0), (0.0, 0, 0.9))
     ]
     single = LLM(builds(options, 1)).generate(prompts, params)
     several = LLM(builds(options, 4)).generate(prompts, params)

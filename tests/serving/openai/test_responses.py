@@ -11,6 +11,9 @@ from openai.types.responses import (
     ResponseReasoningItem,
 )
 
+from snapexport.runtime.requests.request import OutputDelta
+from snapexport.serving.failures import Failure, GenerationError
+from snapexport.serving.openai import api_server, streaming
 from snapexport.serving.openai.responses_body import messages_of
 from tests.serving.openai.conftest import Served
 from tests.serving.openai.scripted import CALLS, JSON, SHORT, script, use_template
@@ -142,3 +145,16 @@ def test_a_store_has_no_effect(client: openai.OpenAI, monkeypatch: pytest.Monkey
     script(monkeypatch, "Hi")
     body: Any = {"include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}}
     assert client.responses.create(**OPTIONS, store=True, extra_body=body).store is False
+
+
+def test_a_failure_amid_a_stream_is_its_last_event(
+    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*_: object) -> streaming.Outputs:
+        yield 0, OutputDelta(0, "Hi", (7,))
+        raise GenerationError(Failure("the backend failed", "internal"))
+
+    monkeypatch.setattr(api_server, "merged", failing)
+    *_, last = client.responses.create(stream=True, **OPTIONS)
+    assert last.type == "response.failed" and last.response.error
+    assert last.response.error.message == "the backend failed"

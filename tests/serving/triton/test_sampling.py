@@ -1,6 +1,8 @@
 """Sampling inputs of a Triton request have the meaning of SamplingParams."""
 
 import json
+import re
+from importlib.util import find_spec
 
 import pytest
 
@@ -65,3 +67,17 @@ def test_triton_logprobs_equal_the_runtimes(client: Client, llm: LLM, count: int
         assert len(top) == count
     text = "".join(one["text"] for one in logprobs).removesuffix("</s>")
     assert text == expected.text
+
+
+def test_penalties_give_the_runtimes_tokens(client: Client, llm: LLM) -> None:
+    inputs = {"repetition_penalty": 1.3, "presence_penalty": 0.7, "min_tokens": 12, "min_p": 0.05}
+    inputs |= {"max_tokens": 20, "temperature": 0.9, "seed": 4}
+    (expected,) = llm.generate(PROMPT, SamplingParams(**inputs))  # type: ignore[arg-type]
+    assert client.generate(text_input=PROMPT, **inputs).token_ids == expected.token_ids
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="llguidance is not installed")
+def test_structured_outputs_hold_the_form(client: Client) -> None:
+    form = json.dumps({"regex": "[a-z]{3}-[0-9]{4}"})
+    done = client.generate(text_input=PROMPT, max_tokens=40, structured_outputs=form)
+    assert re.fullmatch("[a-z]{3}-[0-9]{4}", done.text) and done.reason == "stop"

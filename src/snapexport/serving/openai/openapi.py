@@ -67,8 +67,14 @@ def _schemas(body: type[pydantic.BaseModel]) -> dict[str, Any]:
     schema["properties"] = {**{name: {} for name in sorted(IGNORED)}, **neutral, **own}
     # null counts as absent
     for name in schema["properties"].keys() - set(schema.get("required", ())):
-        schema["properties"][name] = {"anyOf": [schema["properties"][name], {"type": "null"}]}
+        schema["properties"][name] = _or_null(schema["properties"][name])
     return {**others, body.__name__: schema}
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    default = {"default": schema["default"]} if "default" in schema else {}
+    bare = {name: value for name, value in schema.items() if name != "default"}
+    return {"anyOf": [bare, {"type": "null"}], **default}
 
 
 def _json(reference: str) -> dict[str, Any]:

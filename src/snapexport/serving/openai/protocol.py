@@ -60,8 +60,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Values of unsupported fields that have no effect. Clients send them by default."""
 
 IGNORED = frozenset(
-    "cache_prompt cache_salt metadata prediction priority prompt_cache_retention request_id "
-    "safety_identifier service_tier store user verbosity".split()
+    "cache_prompt cache_salt inference_geo max_tool_calls metadata prediction priority "
+    "prompt_cache_options prompt_cache_retention request_id safety_identifier service_tier store "
+    "user user_profile_id verbosity workspace_id".split()
 )
 """Fields that can't change the answer: any value is taken, without effect."""
 

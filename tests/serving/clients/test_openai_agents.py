@@ -1,0 +1,47 @@
+"""openai-agents, whose default is /v1/responses: an object, a tool, and a stream."""
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from agents import Agent, ModelSettings, Runner, function_tool, set_default_openai_client
+
+from tests.serving.clients.answers import QUESTION, City, weather
+from tests.serving.clients.conftest import MODEL_NAME
+
+
+@pytest.fixture(autouse=True)
+def client_of_this_loop() -> None:
+    """A client that has run in one event loop is of no use in another."""
+    set_default_openai_client(openai.AsyncOpenAI(max_retries=0, timeout=60))
+
+
+def agent(**options: Any) -> Agent[Any]:
+    return Agent(name="helper", instructions="Be brief.", model=MODEL_NAME, **options)
+
+
+def test_output_type_is_made() -> None:
+    done = Runner.run_sync(agent(output_type=City), QUESTION)
+    assert isinstance(done.final_output, City)
+    assert done.context_wrapper.usage.output_tokens > 0
+
+
+def test_required_tool_is_called() -> None:
+    helper = agent(
+        tools=[function_tool(weather)],
+        model_settings=ModelSettings(tool_choice="required"),
+        tool_use_behavior="stop_on_first_tool",
+    )
+    assert "sunny for" in Runner.run_sync(helper, QUESTION).final_output
+
+
+def test_stream_has_deltas() -> None:
+    async def read() -> list[str]:
+        done = Runner.run_streamed(agent(output_type=City), QUESTION)
+        events = [event async for event in done.stream_events()]
+        assert isinstance(done.final_output, City)
+        raw = [event.data for event in events if event.type == "raw_response_event"]
+        return [event.delta for event in raw if event.type == "response.output_text.delta"]
+
+    assert len(asyncio.run(read())) > 1
