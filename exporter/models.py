@@ -3,7 +3,7 @@
 import copy
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -59,9 +59,37 @@ def _constructed(
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     whole.text_config = config
     whole._attn_implementation = config._attn_implementation
-    model = AutoModelForImageTextToText.from_config(whole, dtype=dtype, trust_remote_code=False)
+    make: Any = AutoModelForImageTextToText.from_config
+    model = with_text_alone(config, lambda: make(whole, dtype=dtype, trust_remote_code=False))
     leave_text(model)
     return model
+
+
+def with_text_alone(text: "PretrainedConfig", make: Callable[[], Any]) -> Any:
+    """What `make` makes of a vision-language model's config, whose language model is of `text`.
+
+    Encoders of images are left out where they need a library that isn't there.
+    """
+    from transformers import AutoModel
+
+    try:
+        return make()
+    except ImportError:
+        auto: Any = AutoModel
+        usual = auto.from_config
+
+        def from_config(config: "PretrainedConfig", **given: Any) -> Any:
+            return usual(config, **given) if _is_of(text, config) else nn.Identity()
+
+        auto.from_config = from_config
+        try:
+            return make()
+        finally:
+            auto.from_config = usual
+
+
+def _is_of(text: "PretrainedConfig", config: "PretrainedConfig") -> bool:
+    return config.model_type == text.model_type
 
 
 def leave_text(model: Any) -> None:
@@ -121,7 +149,7 @@ def hidden_states_of(decoder: Any, input_ids: Any, position_ids: Any) -> Any:
 
 def path_of_decoder(model: Any) -> str:
     """The path of the module that makes hidden states of tokens."""
-    language = getattr(_holder_of_text(model), "language_model", None)
+    language: Any = getattr(_holder_of_text(model), "language_model", None)
     if hasattr(language, "lm_head"):  # of Llama 4, with a head of its own
         language = language.model
     found = model.get_decoder() if language is None else language

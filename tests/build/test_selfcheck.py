@@ -19,7 +19,7 @@ from snapexport.exporter import conversion, decoders, head, trace
 from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.architectures.families import family_of
 from snapexport.exporter.probe import look
-from tests.oracle import checkpoints
+from tests.oracle import checkpoints, wholes
 from tests.oracle.families import config_of
 
 OPTIONS: dict[str, Any] = {"L_max": 256, "kv_budget": 64, "batch": 1}
@@ -83,6 +83,20 @@ class Stages(Silent):
 
     def stage(self, text: str) -> None:
         self.texts.append(text)
+
+
+SLOW_WHOLES = wholes.WHOLES.keys() - {"mistral3"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=pytest.mark.slow if k in SLOW_WHOLES else ()) for k in wholes.WHOLES],
+)
+def test_the_text_part_of_a_vision_language_model_is_compared(kind: str, tmp_path: Path) -> None:
+    wholes.make(kind, tmp_path / "m")
+    build(tmp_path / "m", tmp_path / "b", verify=True, **OPTIONS)
+    found = Build.open(tmp_path / "b").manifest.verified
+    assert found is not None and 0 < found.largest_difference < MOST
 
 
 def half_split(decoder: Decoder) -> Decoder:

@@ -15,12 +15,15 @@ from snapexport.build.selfcheck.attention import Attended, Visible, watching
 from snapexport.build.selfcheck.routing import choices_of
 from snapexport.build.selfcheck.sample import Sample
 from snapexport.errors import UserError
+from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.models import (
     causal_language_model,
     in_users_words,
     keep_layers,
     leave_text,
     make_model,
+    path_of_decoder,
+    with_text_alone,
 )
 from snapexport.exporter.quiet import quiet, without_progress_bars
 
@@ -40,7 +43,7 @@ class Reference:
     """transformers' model of a sample, with its weights in memory."""
 
     def __init__(self, sample: Sample) -> None:
-        self._model = causal_language_model(_loaded(sample))
+        self._model = _of_text(causal_language_model(_loaded(sample)), sample.decoder)
 
     @torch.no_grad()
     def answer(
@@ -75,6 +78,21 @@ class Reference:
         return min((place for place in others if place is not None), default=None)
 
 
+@torch.no_grad()
+def _of_text(model: Any, decoder: Decoder) -> Any:
+    """The model, or the class of its text around its parts, where it asks others for each token."""
+    try:
+        with quiet():
+            model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False)
+    except AttributeError:  # of a part that was left out
+        with torch.device("meta"):
+            text = make_model(decoder.config)
+        text.set_submodule(path_of_decoder(text), model.get_submodule(decoder.names.decoder))
+        text.set_output_embeddings(model.get_submodule(decoder.names.head))
+        return text.eval()
+    return model
+
+
 def _loaded(sample: Sample) -> Any:
     """The model, by `from_pretrained` of its class, left with the sample's layers."""
     decoder, names = sample.decoder, sample.decoder.names
@@ -83,7 +101,7 @@ def _loaded(sample: Sample) -> Any:
     usual = type(made)
 
     def init(self: Any, config: Any) -> None:
-        usual.__init__(self, config)
+        with_text_alone(decoder.config, lambda: usual.__init__(self, config))
         if decoder.whole:
             leave_text(self)
         keep_layers(self, names.decoder, names.layers, decoder.depth)

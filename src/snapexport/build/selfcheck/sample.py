@@ -51,7 +51,8 @@ def sample_of(
     stored: Checkpoint,
 ) -> Sample:
     """The sample of layers at `places`. stored: the checkpoint as it was read."""
-    few = in_short_windows(decoder.left_with(places), sizes.window)
+    # Of its few tokens none stands for an image.
+    few = in_short_windows(replace(decoder.left_with(places), never_sampled=()), sizes.window)
     index = _Index(few)
     tensors = {own: one for n, one in checkpoint.tensors.items() for own in index.own(n)}
     names = conversion.targets(stored.tensors, decoder)

@@ -23,7 +23,8 @@ def in_short_windows(decoder: Decoder, window: int) -> Decoder:
     layers = list(decoder.layers)
     for ours, theirs in fields.items():
         width = getattr(config, theirs, None)
-        if type(width) is int and width > window:
+        is_seen = any(getattr(layer, ours) == width for layer in layers)
+        if is_seen and type(width) is int and width > window:
             setattr(config, theirs, window)
             narrow: dict[str, Any] = {ours: window}
             layers = [
