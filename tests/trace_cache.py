@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, wraps
 from importlib.metadata import version
 from pathlib import Path
@@ -124,8 +125,12 @@ def once(make: Callable[..., Any]) -> Any:
 
 def key(name: str, decoder: Any, dtype: torch.dtype, *tokens: object) -> str:
     """Two checkpoints of one config have one key, wherever they lie."""
-    config = decoder.config
-    described = type(config).__name__, config.to_dict() | {"_name_or_path": ""}, decoder.layers
+    configs = [
+        (type(one).__name__, one.to_dict() | {"_name_or_path": ""})
+        for one in (decoder.config, decoder.whole)
+        if one is not None
+    ]
+    described = configs, str(replace(decoder, config=None, whole=None))
     made_by = [name, described, str(dtype), tokens, sources(), libraries()]
     return hashlib.sha256(json.dumps(made_by, sort_keys=True, default=str).encode()).hexdigest()
 
