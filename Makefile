@@ -16,7 +16,7 @@ CLIENTS_VENV  := .venv-clients
 CLIENTS_BIN   := $(CLIENTS_VENV)/bin
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 CLIENTS       := tests/serving/clients
-NPM_CLIENTS   := openai@7 zod@4 ai@7 @ai-sdk/openai-compatible@3
+NPM_CLIENTS   := openai@7 zod@4 ai@7 @ai-sdk/openai@3 @ai-sdk/anthropic@3 @ai-sdk/openai-compatible@3
 # The CPU wheel is enough, and far smaller: make TORCH=URL.
 TORCH  ?= torch==2.13.0
 
@@ -70,9 +70,9 @@ test-dynamo: $(SERVED) $(DYNAMO_STAMP)  ## real Dynamo processes, in their own e
 	timeout 1200 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/serving --reruns 1 -rR tests/serving/dynamo
 
 test-clients: export OMP_WAIT_POLICY = passive
-test-clients: export SNAPEXPORT_TEST_PYTHON = $(CURDIR)/$(BIN)/python
+test-clients: export SNAPEXPORT_TEST_PYTHON = $(abspath $(BIN))/python
 test-clients: export SNAPEXPORT_TEST_MODEL ?= $(CURDIR)/$(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf
-test-clients: $(STAMP) $(CLIENTS_STAMP) ## 16 clients of the API in an environment of theirs (npm's if it is there), 5 minutes
+test-clients: $(STAMP) $(CLIENTS_STAMP) ## 16 clients of the API in an environment of theirs (npm's if it is there), 3 minutes
 	mkdir -p $(REAL_MODEL)
 	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
 	$(CLIENTS_BIN)/python -m pytest --confcutdir=$(CLIENTS) --timeout 150 $(CLIENTS)
@@ -170,7 +170,7 @@ $(CLIENTS_STAMP): $(wildcard $(CLIENTS)/*.txt)
 	$(CLIENTS_BIN)/pip install --quiet $(TORCH) --requirement $(CLIENTS)/requirements.txt \
 		--constraint $(CLIENTS)/constraints.txt
 	$(CLIENTS_BIN)/pip install --quiet --no-deps --requirement $(CLIENTS)/without-dependencies.txt
-	if command -v npm; then \
+	if command -v npm > /dev/null; then \
 		npm install --no-audit --no-fund --loglevel=error --prefix $(CLIENTS_VENV) $(NPM_CLIENTS); \
 	else echo "npm is not here: its clients are left out"; fi
 	touch $@

@@ -59,7 +59,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def target(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     from tests.serving.process import serve
 
-    with serve(build, tmp_path_factory.mktemp("scratch"), "--name", MODEL_NAME) as serving:
+    # Few clients name a temperature, and at 0 the answers are the same in each run.
+    flags = ("--name", MODEL_NAME, "--threads", "2", "--temperature", "0")
+    with serve(build, tmp_path_factory.mktemp("scratch"), *flags) as serving:
         yield Target(serving.url, build)
         status, errors = serving.end()
         assert status == 0 and "Traceback" not in errors

@@ -1,9 +1,11 @@
-// openai's client for JavaScript with zod, and Vercel's AI SDK. Fails by the first assertion.
+// openai's client for JavaScript with zod, and Vercel's AI SDK by its three ways to the server.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
 import { Output, generateText, streamText, tool } from "ai";
+import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 
 const model = process.env.MODEL;
@@ -45,39 +47,41 @@ const checks = {
     City.parse(done.choices[0].message.tool_calls[0].function.parsed_arguments);
     assert.equal(done.choices[0].finish_reason, "tool_calls");
   },
-  async "AI SDK: a stream"() {
-    const { textStream } = streamText({ model: served(), prompt: question, maxOutputTokens: 8 });
+};
+
+const baseURL = process.env.OPENAI_BASE_URL;
+const compatible = { name: "served", baseURL, supportsStructuredOutputs: true };
+const providers = {
+  chats: createOpenAICompatible(compatible),
+  responses: createOpenAI({ baseURL, apiKey: "none" }),
+  messages: createAnthropic({ baseURL, apiKey: "none" }),
+};
+for (const [name, provider] of Object.entries(providers)) {
+  const options = { model: provider(model), prompt: question };
+  checks[`AI SDK by ${name}: a stream`] = async () => {
+    const { textStream } = streamText({ ...options, maxOutputTokens: 8 });
     const parts = [];
     for await (const part of textStream) parts.push(part);
     assert(parts.length > 1);
-  },
-  async "AI SDK: an object"() {
-    const done = await generateText({
-      model: served(),
-      prompt: question,
-      output: Output.object({ schema: City }),
-    });
+  };
+  checks[`AI SDK by ${name}: an object`] = async () => {
+    const done = await generateText({ ...options, output: Output.object({ schema: City }) });
     City.parse(done.output);
-  },
-  async "AI SDK: a required tool"() {
-    const done = await generateText({
-      model: served(),
-      prompt: question,
-      tools: { look_up: tool({ description: "Looks a city up", inputSchema: City }) },
-      toolChoice: "required",
-    });
+  };
+  checks[`AI SDK by ${name}: a required tool`] = async () => {
+    const tools = { look_up: tool({ description: "Looks a city up", inputSchema: City }) };
+    const done = await generateText({ ...options, tools, toolChoice: "required" });
     City.parse(done.toolCalls[0].input);
     assert.equal(done.finishReason, "tool-calls");
-  },
-};
-
-function served() {
-  const baseURL = process.env.OPENAI_BASE_URL;
-  const options = { name: "served", baseURL, supportsStructuredOutputs: true };
-  return createOpenAICompatible(options)(model);
+  };
 }
 
 for (const [name, check] of Object.entries(checks)) {
-  await check();
-  console.log(`passed: ${name}`);
+  try {
+    await check();
+    console.log(`passed: ${name}`);
+  } catch (error) {
+    console.error(`failed: ${name}:`, error.message, error.responseBody ?? "");
+    process.exitCode = 1;
+  }
 }

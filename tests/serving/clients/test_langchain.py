@@ -27,11 +27,6 @@ def test_structured_output_is_an_object(chat: ChatOpenAI, method: Any) -> None:
     assert isinstance(chat.with_structured_output(City, method=method).invoke(QUESTION), City)
 
 
-def test_json_mode_gives_an_object(chat: ChatOpenAI) -> None:
-    form = chat.bind(response_format={"type": "json_object"}, max_completion_tokens=200)
-    assert form.invoke("Answer in JSON: {").content[:1] == "{"
-
-
 def test_stream_has_chunks_and_usage(chat: ChatOpenAI) -> None:
     chunks = list(chat.bind(max_completion_tokens=8).stream(QUESTION, stream_usage=True))
     assert len([chunk for chunk in chunks if chunk.content]) > 1

@@ -55,4 +55,4 @@ def test_anthropic_messages_are_bridged() -> None:
             model=CHAT["model"], messages=CHAT["messages"], max_tokens=16
         )
     )
-    assert done["content"][0]["text"] and done["usage"]["output_tokens"] == 16
+    assert done["content"][0]["text"] and 0 < done["usage"]["output_tokens"] <= 16

@@ -28,4 +28,4 @@ def test_clients_of_npm_pass() -> None:
         timeout=SECONDS,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("passed: ") == 6
+    assert done.stdout.count("passed: ") == 12

@@ -67,6 +67,13 @@ def test_parse_gives_an_object(client: openai.OpenAI) -> None:
     assert done.choices[0].finish_reason == "stop"
 
 
+def test_json_object_begins_as_one(client: openai.OpenAI) -> None:
+    """Where it ends is up to the model."""
+    options: Any = CHAT | {"response_format": {"type": "json_object"}, "max_tokens": 8}
+    content = client.chat.completions.create(**options).choices[0].message.content
+    assert content and content.startswith("{")
+
+
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_forced_tool_is_called(client: openai.OpenAI, choice: Any) -> None:
     done = client.chat.completions.create(**CHAT, tools=[TOOL], tool_choice=choice).choices[0]

@@ -1,19 +1,38 @@
-"""pydantic-ai: an agent with a tool, and its ways to an object."""
+"""pydantic-ai: its three ways to the server, and its ways to an object."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent, NativeOutput, ToolOutput
-from pydantic_ai.models.openai import OpenAIChatModel
+from anthropic import AsyncAnthropic
+from pydantic_ai import Agent, NativeOutput
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 
 from tests.serving.clients.answers import QUESTION, City
-from tests.serving.clients.conftest import MODEL_NAME
+from tests.serving.clients.conftest import MODEL_NAME, Target
 
 
-@pytest.mark.parametrize("output", [City, ToolOutput(City), NativeOutput(City)])
-def test_agent_gives_an_object(output: Any) -> None:
-    agent = Agent(OpenAIChatModel(MODEL_NAME), output_type=output, retries=0)
-    done = agent.run_sync(QUESTION)
+def chat(target: Target) -> Any:
+    return OpenAIChatModel(MODEL_NAME)
+
+
+def responses(target: Target) -> Any:
+    return OpenAIResponsesModel(MODEL_NAME)
+
+
+def messages(target: Target) -> Any:
+    client = AsyncAnthropic(base_url=target.url, api_key="none", max_retries=0, timeout=60)
+    return AnthropicModel(MODEL_NAME, provider=AnthropicProvider(anthropic_client=client))
+
+
+@pytest.mark.parametrize(
+    ("model", "output"),
+    [(chat, City), (chat, NativeOutput(City)), (responses, City), (messages, City)],
+)
+def test_agent_gives_an_object(target: Target, model: Callable[[Target], Any], output: Any) -> None:
+    done = Agent(model(target), output_type=output, retries=0).run_sync(QUESTION)
     assert isinstance(done.output, City)
     assert done.usage.output_tokens > 0
 

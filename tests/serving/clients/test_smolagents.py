@@ -19,9 +19,11 @@ class Weather(Tool):  # type: ignore[misc]
         return f"{city}: sunny"
 
 
-def test_agent_calls_a_tool_in_its_step(target: Target) -> None:
+def test_agent_calls_its_tool(target: Target) -> None:
+    """Without final_answer, whose text a small model writes until it is cut."""
     model = OpenAIModel(MODEL_NAME, f"{target.url}/v1", api_key="none", max_tokens=64)
     agent = ToolCallingAgent([Weather()], model, max_steps=1)
+    del agent.tools["final_answer"]
     agent.run("How is the weather in Paris?")
     (step,) = [step for step in agent.memory.steps if getattr(step, "tool_calls", None)]
-    assert step.tool_calls[0].name in ("weather", "final_answer")
+    assert step.tool_calls[0].name == "weather" and "sunny" in step.observations
