@@ -12,7 +12,7 @@ from tests.oracle.cases import LOGITS
 from tests.oracle.raw import RawBuild, prefill_and_compress
 
 
-@pytest.mark.parametrize("kind", wholes.WHOLES)
+@pytest.mark.parametrize("kind", wholes.few_by_default())
 def test_text_part_answers_as_the_whole_model(kind: str, tmp_path: Path) -> None:
     whole = wholes.make(kind, tmp_path / "m")
     options = {"policy": "full", "prefill_chunk": 32, "batch": 1, "target": "portable"}

@@ -85,13 +85,7 @@ class Stages(Silent):
         self.texts.append(text)
 
 
-SLOW_WHOLES = wholes.WHOLES.keys() - {"mistral3"}
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=pytest.mark.slow if k in SLOW_WHOLES else ()) for k in wholes.WHOLES],
-)
+@pytest.mark.parametrize("kind", wholes.few_by_default())
 def test_the_text_part_of_a_vision_language_model_is_compared(kind: str, tmp_path: Path) -> None:
     wholes.make(kind, tmp_path / "m")
     build(tmp_path / "m", tmp_path / "b", verify=True, **OPTIONS)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -76,6 +77,15 @@ WHOLES: dict[str, dict[str, Any]] = {
         mrope_interleaved=True,
     ),
 }
+
+
+FEW = ("gemma3", "mistral3")
+
+
+def few_by_default() -> list[Any]:
+    """Parameters of a test: the others are slow."""
+    marks = {kind: () if kind in FEW else pytest.mark.slow for kind in WHOLES}
+    return [pytest.param(kind, marks=marks[kind]) for kind in WHOLES]
 
 
 def make(kind: str, directory: Path) -> Any:

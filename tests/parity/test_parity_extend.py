@@ -110,10 +110,11 @@ def assert_extends(case: Case, lengths: tuple[int, ...], voters: tuple[int, ...]
         assert_logits(got, want.logits[len(ids) + step], f"{where} step {step}")
 
 
+SLOW = ("gemma4_text.shared", "llama4_text", "mimo_v2_flash")
 FAMILIES = (
     *("llama", "qwen3-sliding", "gemma2", "gemma3", "qwen3-moe"),
     *("gpt-oss", "deepseek-v2-groups", "deepseek-v3"),
-    *("gemma4_text.shared", "llama4_text", "mimo_v2_flash"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
 )
 
 
