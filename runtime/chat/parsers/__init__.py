@@ -4,7 +4,8 @@
     calls          a call from parsed JSON
     json_end       where a JSON value ends, in text that arrives piece by piece
     tool_parser    finds calls in text by a family's syntax
-    json_calls     calls in JSON: Hermes and Qwen, Granite, Llama 3, Mistral, DeepSeek
+    json_reader    a call in JSON after a header, piece by piece where it can be
+    json_calls     its syntax: Hermes and Qwen, Granite, Llama 3, Mistral, DeepSeek
     xml_calls      calls in tags: Qwen3-Coder
     gemma_calls    calls of FunctionGemma and Gemma 4
     python_calls   calls in Python's syntax: Llama 4
@@ -12,6 +13,7 @@
     thinking       reasoning between two texts, such as <think> and </think>
     table          a row for each format, and which one a chat template writes
 
-A call is told once it is complete and valid; what looks like one and is not stays text. Knows no
-HTTP. Importing this package loads nothing.
+A call in JSON is told as it comes, once its tool is known and its arguments begin. Every other call
+is told once it is complete and valid; what looks like one and is not stays text. Knows no HTTP.
+Importing this package loads nothing.
 """

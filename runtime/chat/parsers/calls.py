@@ -3,7 +3,10 @@
 import json
 from typing import Any
 
-from snapexport.runtime.chat.parsers.parser import Call
+from snapexport.runtime.chat.parsers.parser import Call, CallArguments, CallEnded
+
+OPENED = r"\{\s{0,64}[\"}]"
+"""How an object begins, so that a call may be told before its end."""
 
 
 def calls_of(value: Any, name: str | None = None) -> tuple[Call, ...]:
@@ -36,6 +39,22 @@ def _named(value: Any) -> Call | None:
         return None
     arguments = value.get("arguments", value.get("parameters"))
     return call_of(value.get("name"), {} if arguments is None else arguments)
+
+
+class ArgumentsText:
+    """The text of arguments that are told as they come."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def add(self, text: str) -> list[CallArguments]:
+        """The event of a piece."""
+        self._pieces.append(text)
+        return [CallArguments(text)] if text else []
+
+    def ended(self) -> CallEnded:
+        """The event of the end."""
+        return CallEnded(isinstance(loaded("".join(self._pieces)), dict))
 
 
 def loaded(text: str) -> Any:

@@ -6,8 +6,9 @@ Source of the format: OpenAI's guide "harmony response format".
 import re
 from collections.abc import Sequence
 
-from snapexport.runtime.chat.parsers.calls import calls_of, loaded
+from snapexport.runtime.chat.parsers.calls import OPENED, ArgumentsText, calls_of, loaded
 from snapexport.runtime.chat.parsers.parser import (
+    CallBegun,
     Content,
     Event,
     Reasoning,
@@ -20,6 +21,7 @@ CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
 MARKS = (CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
+_ARGUMENTS = re.compile(rf"\s{{0,64}}(?={OPENED})")
 MOST_HEADER = 256
 
 
@@ -31,6 +33,8 @@ class Harmony:
         self._held, self._searched = "", 0
         self._header: str | None = None
         """Of the message whose body is read; None between messages."""
+        self._call: ArgumentsText | None = None
+        """Of the call whose body is told as it comes."""
 
     def push(self, text: str) -> Sequence[Event]:
         """The events that became certain."""
@@ -47,7 +51,7 @@ class Harmony:
         rest, self._held = self._held, ""
         if self._header is None:
             return [] if _is_header(rest) else [Content(rest)] if rest else []
-        return self._told(self._header, rest)
+        return [*self._told(self._header, rest), *self._ended()]
 
     def _message(self) -> list[Event]:
         """Read a header, if the text has one."""
@@ -70,23 +74,40 @@ class Harmony:
         return []
 
     def _body(self, header: str) -> list[Event]:
-        """Pass a body on up to its end; a call's body is kept until then."""
+        """Pass a body on up to its end; a call's body is kept until its arguments begin."""
+        begun = self._begun(header)
         ends = [(at, end) for end in ENDS if (at := self._held.find(end, self._searched)) >= 0]
         if ends:
             at, end = min(ends)
             body, rest = self._held[:at], self._held[at:]
             self._held = rest if end == START else rest[len(end) :]
             self._header, self._searched = None, 0
-            return self._told(header, body)
-        if self._recipient(header):
+            return [*begun, *self._told(header, body), *self._ended()]
+        if self._recipient(header) and not self._call:
             self._searched = max(0, len(self._held) - max(map(len, ENDS)))
             return []
         certain = len(self._held) - longest_beginning(self._held, ENDS)
         body, self._held = self._held[:certain], self._held[certain:]
-        return self._told(header, body)
+        return [*begun, *self._told(header, body)]
+
+    def _begun(self, header: str) -> list[Event]:
+        """Begin a call of a known tool once its arguments do."""
+        name, match = self._recipient(header), _ARGUMENTS.match(self._held)
+        if self._call or match is None or name is None or name not in self._tools:
+            return []
+        self._held, self._searched = self._held[match.end() :], 0
+        self._call = ArgumentsText()
+        return [CallBegun(name)]
+
+    def _ended(self) -> list[Event]:
+        """End the call whose body was told as it came."""
+        call, self._call = self._call, None
+        return [call.ended()] if call else []
 
     def _told(self, header: str, body: str) -> list[Event]:
         """The event of a body, or of a part of it."""
+        if self._call:
+            return list(self._call.add(body))
         if name := self._recipient(header):
             calls = calls_of(loaded(body) if body.strip() else {}, name)
             return list(calls) or [Content(body)]

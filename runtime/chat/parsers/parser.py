@@ -30,7 +30,32 @@ class Call:
     arguments: str
 
 
-Event = Content | Reasoning | Call
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """A tool call whose arguments come piece by piece."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of the JSON text of the arguments of the call that has begun."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """The end of the call that has begun; missing if the answer ended within its arguments.
+
+    is_valid: the arguments are a JSON object.
+    """
+
+    is_valid: bool
+
+
+CallEvent = Call | CallBegun | CallArguments | CallEnded
+Event = Content | Reasoning | CallEvent
 
 
 class OutputParser(Protocol):
@@ -96,6 +121,8 @@ def joined(events: Iterable[Event]) -> list[Event]:
             whole[-1] = Content(last.text + event.text)
         elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
             whole[-1] = Reasoning(last.text + event.text)
+        elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
+            whole[-1] = CallArguments(last.text + event.text)
         else:
             whole.append(event)
     return whole

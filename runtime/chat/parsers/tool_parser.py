@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from snapexport.runtime.chat.parsers.parser import (
-    Call,
+    CallEvent,
     Content,
     Event,
     Tools,
@@ -18,10 +18,14 @@ from snapexport.runtime.chat.parsers.parser import (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A stretch of text that is read: its calls, or none if it is text after all."""
+    """A stretch of text that is read: what it tells of calls, or nothing if it is text after all.
+
+    goes_on: the reader reads on after it.
+    """
 
     length: int
-    calls: Sequence[Call] = ()
+    calls: Sequence[CallEvent] = ()
+    goes_on: bool = False
 
 
 class Reader(Protocol):
@@ -31,8 +35,8 @@ class Reader(Protocol):
         """What the text begins with; None if more of it is needed."""
         ...
 
-    def finish(self, text: str) -> Sequence[Call]:
-        """The calls in a text that ends here; none if it is text after all."""
+    def finish(self, text: str) -> Sequence[CallEvent]:
+        """What a text that ends here tells of calls; nothing if it is text after all."""
         ...
 
 
@@ -80,13 +84,14 @@ class ToolParser:
         return self._taken()
 
     def _read(self) -> bool:
-        """Read on in a stretch of calls; whether it has ended."""
+        """Read on in a stretch of calls; whether there may be more to read."""
         assert self._reader is not None
         found = self._reader.read(self._held)
         if found is None:
             return False
         text, self._held = self._held[: found.length], self._held[found.length :]
-        self._reader = None
+        if not found.goes_on:
+            self._reader = None
         if found.calls:
             self._events += found.calls
             self._gap, self._is_first, self._after_call = "", True, True

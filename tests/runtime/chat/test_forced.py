@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken
 
 from snapexport.runtime.chat.parsers.forced import Wrap
-from snapexport.runtime.chat.parsers.parser import Call
+from snapexport.runtime.chat.parsers.parser import CallArguments, CallBegun, CallEnded, joined
 from snapexport.runtime.chat.parsers.table import TOOL_FORMATS, OutputFormat, ToolFormat
 from snapexport.runtime.requests.grammars import library
 from tests.runtime.tokenizers_for_tests import byte_level
@@ -39,7 +39,11 @@ def test_a_forced_call_is_one_that_the_parser_reads(row: ToolFormat, added: bool
     assert all(matcher.consume_token(token) for token in tokenizer.encode(text).ids)
     assert matcher.is_accepting()
     parser = form.forced_parser(TOOLS, None)
-    assert [*parser.push(text), *parser.finish()] == [Call("f", '{"a": "x", "b": 2}')]
+    assert joined([*parser.push(text), *parser.finish()]) == [
+        CallBegun("f"),
+        CallArguments('{"a": "x", "b": 2}'),
+        CallEnded(is_valid=True),
+    ]
     matcher = library.matcher_of(opened, grammar)
     wrong = tokenizer.encode(text.replace('"b": 2', '"b": 3')).ids
     assert not all(matcher.consume_token(token) for token in wrong)

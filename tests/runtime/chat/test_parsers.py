@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from snapexport.errors import UserError
-from snapexport.runtime.chat.parsers.parser import Call, Content, Event, Reasoning, joined
+from snapexport.runtime.chat.parsers.parser import (
+    Call,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Content,
+    Event,
+    Reasoning,
+    joined,
+)
 from snapexport.runtime.chat.parsers.table import (
     HARMONY,
     REASONING_FORMATS,
@@ -148,14 +157,29 @@ TEXTS = [
 ]
 
 
-def parsed(
+def told(
     name: str, text: str, cuts: Sequence[int] = (), reasoning: str = "none", prompt: str = ""
 ) -> list[Event]:
+    """The joined events."""
     parser = OutputFormat.of("", name, reasoning).parser(TOOLS, prompt)
     events: list[Event] = []
     for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
         events += parser.push(text[start:end])
     return joined([*events, *parser.finish()])
+
+
+def parsed(
+    name: str, text: str, cuts: Sequence[int] = (), reasoning: str = "none", prompt: str = ""
+) -> list[Event]:
+    """The joined events, valid calls in pieces as whole ones."""
+    whole: list[Event] = []
+    for event in told(name, text, cuts, reasoning, prompt):
+        match [*whole[-2:], event]:
+            case [CallBegun(called), CallArguments(arguments), CallEnded(True)]:
+                whole[-2:] = [Call(called, arguments)]
+            case _:
+                whole.append(event)
+    return whole
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), CALLS)
@@ -172,6 +196,75 @@ def test_calls_of_each_format_are_read_however_they_are_cut(
 def test_what_is_no_call_stays_text_however_it_is_cut(name: str, text: str) -> None:
     assert parsed(name, text) == [Content(text)]
     assert parsed(name, text, range(1, len(text))) == [Content(text)]
+
+
+STREAMED = [
+    ("hermes", '<tool_call>\n{"name": "now", "arguments": '),
+    ("hermes", '<tool_call>[{"name": "now", "arguments": '),
+    ("llama3_json", '{"type": "function", "name": "now", "parameters": '),
+    ("mistral", '[TOOL_CALLS] [ {"name": "now", "arguments": {}}, {"name":"now","arguments":'),
+    ("mistral", "[TOOL_CALLS]now[ARGS]"),
+    ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n"),
+    ("granite", '<|tool_call|>[{"name": "now", "arguments": '),
+    (HARMONY, "<|channel|>commentary to=functions.now<|message|>"),
+]
+
+
+@pytest.mark.parametrize(("name", "before"), STREAMED)
+def test_arguments_of_known_tools_are_told_as_they_come(name: str, before: str) -> None:
+    parser = OutputFormat.of("", name, "none").parser(TOOLS, "")
+    parser.push(before)
+    assert parser.push("{") == []
+    assert parser.push('\n"') == [CallBegun("now"), CallArguments('{\n"')]
+    for piece in ('a"', ': "\\"}', "]", ' ", "b" :1 '):
+        assert parser.push(piece) == [CallArguments(piece)]
+    last, *ended = [*parser.push("}"), *parser.finish()]
+    assert (last, ended) == (CallArguments("}"), [CallEnded(is_valid=True)])
+
+
+BROKEN: list[tuple[str, str, list[Event]]] = [
+    ("hermes", '{"name": "now", "arguments": {"a": "\\', [CallArguments('{"a": "\\')]),
+    (
+        "hermes",
+        '{"name": "now", "arguments": {"a" 1}}</tool_call> So.',
+        [CallArguments('{"a" 1}'), CallEnded(is_valid=False), Content("So.")],
+    ),
+    (
+        "hermes",
+        '{"name": "now", "arguments": {}</tool_call> So.',
+        [CallArguments("{}"), CallEnded(is_valid=True), Content("So.")],
+    ),
+    (
+        "granite",
+        '[{"name": "now", "arguments": {}, "id": {"a": 1}}, and',
+        [CallArguments("{}"), CallEnded(is_valid=True), Content(", and")],
+    ),
+    ("granite", '[{"name": "now", "arguments": {}, ', [CallArguments("{}"), CallEnded(True)]),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), BROKEN)
+def test_what_breaks_within_arguments_is_told_however_it_is_cut(
+    name: str, text: str, expected: list[Event]
+) -> None:
+    text = f"<tool_call>{text}"
+    for at in range(len(text)):
+        assert told(name, text, [at]) == [CallBegun("now"), *expected]
+    assert told(name, text, range(1, len(text))) == [CallBegun("now"), *expected]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"arguments": {"a": 1}, "name": "now"}',
+        '{"name": "now", "arguments": "{\\"a\\": 1}"}',
+        '{"function": {"name": "now", "arguments": {"a":1}}}',
+        '{"name": "other", "arguments": {"a": 1}}',
+    ],
+)
+def test_other_calls_are_told_at_their_end(text: str) -> None:
+    (call,) = told("hermes", f"<tool_call>{text}", range(1, len(text)))
+    assert isinstance(call, Call) and call.arguments == '{"a": 1}'
 
 
 def test_every_tool_format_has_a_recorded_call() -> None:
@@ -257,6 +350,9 @@ def test_an_unknown_format_is_refused() -> None:
     [
         ("hermes", '<tool_call>{"'),
         ("hermes", "<tool_call>{}"),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"'),
+        ("granite", '<tool_call>[{"name": "now", "arguments": {}, "'),
+        ("mistral", '[TOOL_CALLS]now{"\\'),
         ("qwen3_coder", "<function=f>"),
         ("functiongemma", "<start_function_call>call:f{"),
         ("functiongemma", "<start_function_call>call:f{a:{<end_function_call>"),
@@ -272,7 +368,8 @@ def test_hostile_text_takes_time_in_proportion(name: str, piece: str) -> None:
     started = time.perf_counter()
     events = parsed(name, text, range(8, len(text), 8))
     assert time.perf_counter() - started < 5
-    assert all(isinstance(event, Content | Call) for event in events)
+    kinds = Content | Call | CallBegun | CallArguments | CallEnded
+    assert all(isinstance(event, kinds) for event in events)
 
 
 def test_arguments_are_json_objects() -> None:

@@ -76,6 +76,7 @@ def test_events_come_in_order_and_join_to_the_message(
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     assert order == ["message_start", *block * 4, "message_delta", "message_stop"]
     blocks: list[Any] = []
+    pieces: dict[int, str] = {}
     for event in told:
         if event["type"] == "content_block_start":
             assert event["index"] == len(blocks)
@@ -84,13 +85,27 @@ def test_events_come_in_order_and_join_to_the_message(
             kind, text = event["delta"].items()
             name = kind[1].removesuffix("_delta")
             if name == "input_json":
-                blocks[-1]["input"] = json.loads(text[1])
+                assert blocks[-1]["input"] == {}
+                pieces[event["index"]] = pieces.get(event["index"], "") + text[1]
             else:
                 blocks[-1][name] += text[1]
+    for index, text in pieces.items():
+        blocks[index]["input"] = json.loads(text)
     assert blocks.pop(2).pop("id") != blocks[2].pop("id")
     assert blocks == BLOCKS
     assert told[0]["message"]["content"] == []
     assert told[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+def test_a_call_that_is_cut_has_no_input_but_its_text_in_a_stream(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, CALLS[: CALLS.index('"}}')], "length")
+    message = json.loads(send(served, BODY))
+    assert message["content"][-1]["input"] == {}
+    assert message["stop_reason"] == "max_tokens"
+    told = [event["delta"] for event in events(served, BODY) if "delta" in event]
+    assert "".join(delta.get("partial_json", "") for delta in told) == '{"a": "é'
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,10 @@ def test_events_come_in_order_and_join_to_the_response(
     assert isinstance(last, ResponseCompletedEvent)
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == last.response.output_text == "I look."
+    pieces = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    whole = [e.arguments for e in events if e.type == "response.function_call_arguments.done"]
+    assert "".join(pieces) == "".join(whole) == '{"a": "é"}' * 2
+    assert len(pieces) > 2 or size > 5
     done = [event.item for event in events if event.type == "response.output_item.done"]
     assert done == last.response.output
     with client.responses.stream(**OPTIONS) as stream:
@@ -83,6 +87,18 @@ def test_an_answer_that_is_cut_is_incomplete(
     assert response.incomplete_details.reason == "max_output_tokens"
     events = list(client.responses.create(stream=True, **OPTIONS))
     assert events[-1].type == "response.incomplete"
+
+
+def test_a_call_that_is_cut_is_incomplete(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, CALLS[: CALLS.index('"}}')], "length")
+    call = client.responses.create(**OPTIONS).output[-1]
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert (call.status, call.arguments) == ("incomplete", '{"a": "é')
+    events = list(client.responses.create(stream=True, **OPTIONS))
+    kinds = ["function_call_arguments.done", "output_item.done", "incomplete"]
+    assert [event.type for event in events[-3:]] == [f"response.{kind}" for kind in kinds]
 
 
 def test_the_output_can_be_sent_back(

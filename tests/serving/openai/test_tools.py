@@ -51,13 +51,17 @@ def test_stream_has_the_calls_name_first_and_joins_to_the_whole(
         assert "".join(delta.content or "" for delta in deltas) == "I look."
         assert "".join(getattr(d, "reasoning_content", "") for d in deltas) == "Hm."
         calls = [call for delta in deltas for call in delta.tool_calls or []]
-        assert [call.index for call in calls] == [0, 0, 1, 1]
-        assert [call.function and call.function.name for call in calls] == ["f", None, "f", None]
-        assert [call.id is not None for call in calls] == [True, False, True, False]
-        assert [call.function and call.function.arguments for call in calls] == [
-            "",
-            '{"a": "é"}',
-        ] * 2
+        for index in (0, 1):
+            head, *rest = [call for call in calls if call.index == index]
+            assert head.id and head.type == "function" and head.function
+            assert (head.function.name, head.function.arguments) == ("f", "")
+            assert not any(
+                one.id or one.type or (one.function and one.function.name) for one in rest
+            )
+            pieces = [one.function.arguments or "" for one in rest if one.function]
+            assert "".join(pieces) == '{"a": "é"}' and all(pieces)
+            assert len(pieces) > 1 or size > 5
+        assert [call.index for call in calls] == sorted(call.index for call in calls)
         assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
@@ -70,10 +74,27 @@ def test_without_content_a_call_has_null_content(
 
 
 def test_a_broken_call_is_content(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(monkeypatch, CALLS[:-20], "length")
+    text = CALLS[: CALLS.index('"a"')]
+    script(monkeypatch, text, "length")
     (choice,) = client.chat.completions.create(**OPTIONS).choices
-    assert choice.message.content == CALLS[:-20].partition("</think>\n\n")[2]
+    assert choice.message.content == text.partition("</think>\n\n")[2]
     assert choice.finish_reason == "length" and choice.message.tool_calls is None
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_a_call_that_ends_within_its_arguments_has_what_came_of_them(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    script(monkeypatch, CALLS[: CALLS.index('"}}')], reason)
+    (choice,) = client.chat.completions.create(**OPTIONS).choices
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function" and call.function.arguments == '{"a": "é'
+    assert choice.finish_reason == reason
+    chunks = list(client.chat.completions.create(stream=True, **OPTIONS))
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    pieces = [call.function.arguments or "" for call in calls if call.function]
+    assert "".join(pieces) == '{"a": "é'
+    assert chunks[-1].choices[0].finish_reason == reason
 
 
 def test_one_call_alone_is_told_without_parallel_calls(
@@ -82,6 +103,10 @@ def test_one_call_alone_is_told_without_parallel_calls(
     script(monkeypatch, f"<tool_call>{JSON}</tool_call>" * 3)
     done = client.chat.completions.create(parallel_tool_calls=False, n=2, **OPTIONS)
     assert [len(choice.message.tool_calls or []) for choice in done.choices] == [1, 1]
+    chunks = client.chat.completions.create(parallel_tool_calls=False, stream=True, **OPTIONS)
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    assert {call.index for call in calls} == {0}
+    assert "".join(c.function.arguments or "" for c in calls if c.function) == '{"a": "é"}'
 
 
 def test_without_tools_no_text_is_a_call(

@@ -1,4 +1,4 @@
-"""The parts of an answer: content, reasoning and numbered tool calls.
+"""The parts of an answer: content, reasoning, and numbered tool calls in pieces.
 
 A protocol's writer turns them into its objects. Knows no HTTP.
 """
@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 from snapexport.runtime.chat.parsers.parser import (
     Call,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    CallEvent,
     Content,
     Event,
     OutputParser,
@@ -19,16 +23,41 @@ from snapexport.runtime.requests.request import OutputDelta
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallPart:
-    """A call of the answer, with its number and a fresh id."""
+class CallHead:
+    """The beginning of a call, with its number and a fresh id."""
 
     index: int
     id: str
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A piece of the text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The end of a call; missing if the answer ended within it. is_valid: of its arguments."""
+
+    index: int
+    is_valid: bool
+
+
+CallPart = CallHead | CallPiece | CallEnd
+Part = Content | Reasoning | CallPart
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCall:
+    """A call with all its arguments."""
+
+    id: str
+    name: str
     arguments: str
-
-
-Part = Content | Reasoning | ToolCallPart
 
 
 @dataclass(frozen=True)
@@ -45,7 +74,7 @@ class Answer:
 
     def __init__(self, reading: Reading) -> None:
         self._parser, self._reading = reading.parser(), reading
-        self._calls = 0
+        self._calls = self._valid_calls = 0
 
     def parts(self, output: OutputDelta) -> list[Part]:
         """What an output adds."""
@@ -57,15 +86,32 @@ class Answer:
     def finish_reason(self, output: OutputDelta) -> str | None:
         """OpenAI's, after the output's parts were read."""
         ended = output.finish_reason
-        return "tool_calls" if self._calls and ended == "stop" else ended
+        return "tool_calls" if self._valid_calls and ended == "stop" else ended
 
     def _numbered(self, events: Iterable[Event]) -> Iterable[Part]:
         for event in events:
-            if not isinstance(event, Call):
+            if isinstance(event, Content | Reasoning):
                 yield event
-            elif self._reading.parallel or not self._calls:
-                index, self._calls = self._calls, self._calls + 1
-                yield ToolCallPart(index, self._reading.new_id(), event.name, event.arguments)
+                continue
+            for piece in _pieces(event):
+                part = self._part(piece)
+                if self._reading.parallel or part.index == 0:
+                    yield part
+
+    def _part(self, event: CallBegun | CallArguments | CallEnded) -> CallPart:
+        if isinstance(event, CallBegun):
+            self._calls += 1
+            return CallHead(self._calls - 1, self._reading.new_id(), event.name)
+        if isinstance(event, CallArguments):
+            return CallPiece(self._calls - 1, event.text)
+        self._valid_calls += event.is_valid
+        return CallEnd(self._calls - 1, event.is_valid)
+
+
+def _pieces(event: CallEvent) -> list[CallBegun | CallArguments | CallEnded]:
+    if isinstance(event, Call):
+        return [CallBegun(event.name), CallArguments(event.arguments), CallEnded(True)]
+    return [event]
 
 
 def content_of(parts: Sequence[Part]) -> str:
@@ -78,6 +124,11 @@ def reasoning_of(parts: Sequence[Part]) -> str:
     return "".join(part.text for part in parts if isinstance(part, Reasoning))
 
 
-def calls_of(parts: Sequence[Part]) -> list[ToolCallPart]:
-    """The calls."""
-    return [part for part in parts if isinstance(part, ToolCallPart)]
+def calls_of(parts: Sequence[Part]) -> list[WholeCall]:
+    """The calls, with their pieces joined."""
+    heads = [part for part in parts if isinstance(part, CallHead)]
+    pieces = [part for part in parts if isinstance(part, CallPiece)]
+    return [
+        WholeCall(head.id, head.name, "".join(p.text for p in pieces if p.index == head.index))
+        for head in heads
+    ]

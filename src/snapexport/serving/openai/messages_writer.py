@@ -1,13 +1,13 @@
 """Writes answers as /v1/messages does: blocks, and named events about them."""
 
-import json
 import secrets
 from collections.abc import Sequence
 
+from snapexport.runtime.chat.parsers.calls import loaded
 from snapexport.runtime.chat.parsers.parser import Content, Reasoning
 from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.model import Model
-from snapexport.serving.openai.answers import Answer, Part, ToolCallPart
+from snapexport.serving.openai.answers import Answer, CallEnd, CallHead, CallPiece, Part
 from snapexport.serving.openai.errors import ApiError, as_anthropic
 from snapexport.serving.openai.messages_body import MessagesRequest, stop_sequence
 from snapexport.serving.openai.preprocess import Prepared
@@ -34,7 +34,9 @@ class MessagesWriter(Writer):
         self._answer = Answer(prepared.reading)
         self._usage = Usage(prepared.prompt_tokens, 1)
         self._blocks: list[Object] = []
-        self._open: type[Content] | type[Reasoning] | None = None
+        self._open: type[Part] | None = None
+        self._arguments = ""
+        """Of the last call."""
         self._events: list[Object] = []
         self._has_begun = False
         self._ends: Object = {"stop_reason": None, "stop_sequence": None}
@@ -90,9 +92,20 @@ class MessagesWriter(Writer):
         return stop_sequence(tokenizer.decode(self._tail), self._stops)
 
     def _add(self, part: Part) -> None:
-        if isinstance(part, ToolCallPart):
-            self._add_call(part)
-            return
+        if isinstance(part, CallHead):
+            self._close()
+            block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+            self._begin(block)
+            self._open, self._arguments = CallHead, ""
+        elif isinstance(part, CallPiece):
+            self._arguments += part.text
+            self._tell_delta({"type": "input_json_delta", "partial_json": part.text})
+        elif isinstance(part, CallEnd):
+            self._close()
+        else:
+            self._add_text(part)
+
+    def _add_text(self, part: Content | Reasoning) -> None:
         name, delta = KINDS[type(part)]
         if self._open is not type(part):
             self._close()
@@ -102,23 +115,19 @@ class MessagesWriter(Writer):
         self._blocks[-1][name] += part.text
         self._tell_delta({"type": delta, name: part.text})
 
-    def _add_call(self, call: ToolCallPart) -> None:
-        self._close()
-        block: Object = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-        self._begin(block)
-        self._tell_delta({"type": "input_json_delta", "partial_json": call.arguments})
-        self._blocks[-1]["input"] = json.loads(call.arguments)
-        self._tell("content_block_stop", index=len(self._blocks) - 1)
-
     def _begin(self, block: Object) -> None:
         self._blocks.append(block)
         self._tell("content_block_start", index=len(self._blocks) - 1, content_block=dict(block))
 
     def _close(self) -> None:
-        """End the block to which text was added."""
-        if self._open is not None:
-            self._open = None
-            self._tell("content_block_stop", index=len(self._blocks) - 1)
+        """End the block that is open. Arguments that are no JSON object are told as none."""
+        if self._open is None:
+            return
+        if self._open is CallHead:
+            value = loaded(self._arguments)
+            self._blocks[-1]["input"] = value if isinstance(value, dict) else {}
+        self._open = None
+        self._tell("content_block_stop", index=len(self._blocks) - 1)
 
     def _tell_delta(self, delta: Object) -> None:
         self._tell("content_block_delta", index=len(self._blocks) - 1, delta=delta)

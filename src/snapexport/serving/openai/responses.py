@@ -13,8 +13,10 @@ from snapexport.runtime.requests.request import OutputDelta, TokenLogprobs
 from snapexport.serving.model import Model
 from snapexport.serving.openai.answers import (
     Answer,
+    CallHead,
+    CallPiece,
     Part,
-    ToolCallPart,
+    WholeCall,
     calls_of,
     content_of,
     reasoning_of,
@@ -151,19 +153,24 @@ def _message(parts: Sequence[Part]) -> Object:
     return message
 
 
-def _function(call: ToolCallPart) -> Object:
+def _function(call: WholeCall) -> Object:
     return {"name": call.name, "arguments": call.arguments}
 
 
 def _deltas(part: Part) -> list[Object]:
-    """The deltas of a part: of a call first the name, then the arguments."""
+    """The deltas of a part: of a call first the name, then pieces of the arguments."""
     if isinstance(part, Content):
         return [{"content": part.text}]
     if isinstance(part, Reasoning):
         return [{"reasoning_content": part.text}]
-    begun = {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": ""}}
-    rest = {"function": {"arguments": part.arguments}}
-    return [{"tool_calls": [{"index": part.index, **entry}]} for entry in (begun, rest)]
+    if isinstance(part, CallPiece):
+        call: Object = {"index": part.index, "function": {"arguments": part.text}}
+    elif isinstance(part, CallHead):
+        call = {"index": part.index, "id": part.id, "type": "function"}
+        call["function"] = {"name": part.name, "arguments": ""}
+    else:
+        return []
+    return [{"tool_calls": [call]}]
 
 
 def _delta(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from snapexport.runtime.chat.parsers.parser import Content, Reasoning
 from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.model import Model
-from snapexport.serving.openai.answers import Answer, Part, ToolCallPart
+from snapexport.serving.openai.answers import Answer, CallEnd, CallHead, CallPiece, Part
 from snapexport.serving.openai.errors import ApiError
 from snapexport.serving.openai.preprocess import Prepared
 from snapexport.serving.openai.responses_body import ResponsesRequest
@@ -30,8 +30,8 @@ class ResponsesWriter(Writer):
         self._answer = Answer(prepared.reading)
         self._usage = Usage(prepared.prompt_tokens, 1)
         self._items: list[Object] = []
-        self._open: type[Content] | type[Reasoning] | None = None
-        """The kind of the last item, if more text may come to it."""
+        self._open: type[Content | Reasoning | CallHead] | None = None
+        """The kind of the last item, if more may come to it."""
         self._events: list[Object] = []
         self._numbered = 0
         self._ended: str | None = None
@@ -72,10 +72,18 @@ class ResponsesWriter(Writer):
         self._ended = output.finish_reason or self._ended
 
     def _add(self, part: Part) -> None:
-        if isinstance(part, ToolCallPart):
+        if isinstance(part, CallHead):
             self._close()
-            self._add_call(part)
-            return
+            self._begin_call(part)
+        elif isinstance(part, CallPiece):
+            self._items[-1]["arguments"] += part.text
+            self._tell_call("delta", delta=part.text)
+        elif isinstance(part, CallEnd):
+            self._close_call(part.is_valid)
+        else:
+            self._add_text(part)
+
+    def _add_text(self, part: Content | Reasoning) -> None:
         if self._open is not type(part):
             self._close()
             self._begin(type(part))
@@ -97,29 +105,38 @@ class ResponsesWriter(Writer):
         self._tell_part("content_part.added", item, part=dict(item["content"][0]))
 
     def _close(self) -> None:
-        """End the item to which text was added."""
-        if self._open is None:
-            return
-        item, part_type = self._items[-1], KINDS[self._open][1]
+        """End the item that is open."""
+        if self._open is CallHead:
+            self._close_call(is_valid=False)
+        elif self._open:
+            self._close_text(self._open)
+
+    def _close_text(self, kind: type[Content | Reasoning | CallHead]) -> None:
+        item, part_type = self._items[-1], KINDS[kind][1]
         text = item["content"][0]["text"]
-        logprobs = _logprobs(Content("")) if self._open is Content else {}
+        logprobs = _logprobs(Content("")) if kind is Content else {}
         self._open = None
         item["status"] = "incomplete" if self._ended == "length" else "completed"
         self._tell_part(f"{part_type}.done", item, text=text, **logprobs)
         self._tell_part("content_part.done", item, part=dict(item["content"][0]))
         self._tell_item("output_item.done", item)
 
-    def _add_call(self, call: ToolCallPart) -> None:
+    def _begin_call(self, call: CallHead) -> None:
         item: Object = {"id": _id("function_call"), "type": "function_call", "call_id": call.id}
         item |= {"name": call.name, "arguments": "", "status": "in_progress"}
         self._items.append(item)
+        self._open = CallHead
         self._tell_item("output_item.added", item)
-        where = {"item_id": item["id"], "output_index": len(self._items) - 1}
-        self._tell("function_call_arguments.delta", **where, delta=call.arguments)
-        done = {"name": call.name, "arguments": call.arguments}
-        self._tell("function_call_arguments.done", **where, **done)
-        item |= {"arguments": call.arguments, "status": "completed"}
+
+    def _close_call(self, is_valid: bool) -> None:
+        item, self._open = self._items[-1], None
+        self._tell_call("done", name=item["name"], arguments=item["arguments"])
+        item["status"] = "completed" if is_valid else "incomplete"
         self._tell_item("output_item.done", item)
+
+    def _tell_call(self, kind: str, /, **fields: object) -> None:
+        where = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+        self._tell(f"function_call_arguments.{kind}", **where, **fields)
 
     def _tell_item(self, name: str, item: Object) -> None:
         copied = item | ({"content": list(item["content"])} if "content" in item else {})
