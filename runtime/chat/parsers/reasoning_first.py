@@ -26,7 +26,7 @@ def reasoning_first(syntax: ThinkSyntax, is_open: bool, added: Mapping[str, int]
 think: {tokens}{ends}
 spelled[lazy]: /(?s:.*){closes}/
 TEXT: /(?s:.+)/ & ~/(?s:.*){closes}(?s:.*)/
-GAP: /\n{{1,2}}/
+GAP: /[ \n]{{1,2}}/
 """
 
 

@@ -76,6 +76,7 @@ def _thinks(name: str, syntax: ThinkSyntax, *marks: str) -> ReasoningFormat:
 _TAGGED = Wrap('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
 _PARAMETERS = Wrap('{"name": "', '", "parameters": ')
 _LISTED = Wrap('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]")
+_BEHIND_A_TOKEN = Wrap('<|tool_call|>[{"name": "', '", "arguments": ', "}]")
 _MARKED = Wrap(
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
     "\n```json\n",
@@ -94,7 +95,7 @@ TOOL_FORMATS = (
     _tools("mistral", json_calls.MISTRAL, "[TOOL_CALLS]", new_id=short_call_id, wrap=_LISTED),
     _tools("functiongemma", gemma_calls.FUNCTION_GEMMA, "<start_function_call>"),
     _tools("gemma4", gemma_calls.GEMMA4, "<|tool_call>"),
-    _tools("granite", json_calls.GRANITE, "<|tool_call|>"),
+    _tools("granite", json_calls.GRANITE, "<|tool_call|>", wrap=_BEHIND_A_TOKEN),
     _tools("qwen3_coder", xml_calls.QWEN3_CODER, "<function="),
     _tools("hermes", json_calls.HERMES, "<tool_call>", wrap=_TAGGED),
     _tools("pythonic", python_calls.PYTHONIC, python_calls.START),
