@@ -67,6 +67,8 @@ class ChatPrompts:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The same prompt as text. tools: OpenAI's objects, for a template that reads tools."""
+        if tools and self._with_tools:
+            return self._with_tools.text(messages, options, end, tools)
         _require_messages(messages)
         require_free(options or {})
         self._require_tools(messages, tools)
@@ -81,11 +83,19 @@ class ChatPrompts:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
         """Tokens of a prompt with which the next turn's begins; 0: with all of it, or with none."""
+        if tools and self._with_tools:
+            return self._with_tools.park_at(token_ids, messages, options, tools)
         if not self._parks_before(json.dumps(options or {}, sort_keys=True, default=repr)):
             return 0
         text = self.text(messages, options, "message", tools)
         length = common_length(token_ids, encode(text, self.tokenizer, False))
         return length if length < len(token_ids) else 0
+
+    @cached_property
+    def _with_tools(self) -> "ChatPrompts | None":
+        """Prompts by the template for chats with tools, if it is another one."""
+        tool_use = self.template.tool_use
+        return replace(self, template=tool_use) if tool_use else None
 
     @cached_property
     def _parks_before(self) -> Callable[[str], bool]:
@@ -106,7 +116,7 @@ class ChatPrompts:
 
     def require_tools(self) -> None:
         """Raise UserError if the template shows no tools to the model."""
-        if not self.template.reads_tools:
+        if not (self.template.tool_use or self.template).reads_tools:
             raise UserError(
                 "the checkpoint's chat template does not read tools",
                 "leave tools out, or send tool_choice none",

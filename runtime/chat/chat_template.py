@@ -24,10 +24,11 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template and the special tokens that it may use."""
+    """A template and the special tokens that it may use. tool_use: in its place, with tools."""
 
     source: str
     special: Mapping[str, str]
+    tool_use: "ChatTemplate | None" = None
 
     def render(
         self,
@@ -91,7 +92,9 @@ def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
     source = template_files.read_source(directory, config)
     if source is None:
         raise UserError(f"{directory} has no chat template", template_files.COPY)
-    return ChatTemplate(source, template_files.special_tokens(config))
+    special = template_files.special_tokens(config)
+    tool_use = template_files.read_tool_use(directory, config)
+    return ChatTemplate(source, special, ChatTemplate(tool_use, special) if tool_use else None)
 
 
 def _open(text: str, last: str) -> str:

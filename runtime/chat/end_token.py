@@ -18,12 +18,18 @@ if TYPE_CHECKING:
 Template = Union["ChatTemplate", "TemplateProcesses"]
 """A chat template, or one whose time and memory are bounded."""
 
+
 ANSWER = "This is what the assistant said"
 TALK = (
     {"role": "user", "content": "This is what the user asked"},
     {"role": "assistant", "content": ANSWER},
     {"role": "user", "content": "This is what the user asked next"},
 )
+
+
+def sources(template: Template) -> str:
+    """The template's text, with that of the one which takes its place where tools are given."""
+    return template.source + (template.tool_use.source if template.tool_use else "")
 
 
 def end_token(template: Template, tokenizer: Tokenizer) -> int | None:

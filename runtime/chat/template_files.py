@@ -14,6 +14,9 @@ CONFIG = "tokenizer_config.json"
 """The special tokens' texts, and an older checkpoint's chat template."""
 FILE = "chat_template.jinja"
 """The chat template of newer checkpoints, outside of tokenizer_config.json."""
+TOOL_USE = "tool_use"
+"""The name of a template that transformers takes in place of the default where tools are given."""
+TOOL_USE_FILE = f"additional_chat_templates/{TOOL_USE}.jinja"
 COPY = f"copy {FILE} (or the {CONFIG} that holds it) from the checkpoint"
 
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -32,7 +35,17 @@ def read_source(directory: Path, config: Mapping[str, Any]) -> str | None:
     path = directory / FILE
     if os.path.lexists(path):
         return read_text(path, TEMPLATE_BYTES, _HINT, links=False)
-    return default_template(config)
+    return named_template(config)
+
+
+def read_tool_use(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """The text of the template for chats with tools; None: the other one's. Raises UserError."""
+    path = directory / TOOL_USE_FILE
+    if os.path.lexists(path):
+        return read_text(path, TEMPLATE_BYTES, _HINT, links=False)
+    if os.path.lexists(directory / FILE):  # it overrules tokenizer_config.json
+        return None
+    return named_template(config, TOOL_USE)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -53,10 +66,14 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
-def default_template(config: Mapping[str, Any]) -> str | None:
-    """The template in a tokenizer_config.json; of several named ones, the one named default."""
+def named_template(config: Mapping[str, Any], name: str = "default") -> str | None:
+    """The template of a name in a tokenizer_config.json, where a single one is the default."""
     value = config.get("chat_template")
-    if isinstance(value, list):
-        named = [entry for entry in value if isinstance(entry, dict)]
-        value = next((e.get("template") for e in named if e.get("name") == "default"), None)
-    return value if isinstance(value, str) else None
+    if not isinstance(value, list):
+        return value if isinstance(value, str) and name == "default" else None
+    named = [entry.get("template") for entry in value if _is_named(entry, name)]
+    return named[-1] if named and isinstance(named[-1], str) else None
+
+
+def _is_named(entry: object, name: str) -> bool:
+    return isinstance(entry, dict) and entry.get("name") == name

@@ -18,10 +18,13 @@ class TemplateProcesses:
     def __init__(self, template: ChatTemplate) -> None:
         """Start a process, which reads the template. Raises UserError for a broken one."""
         self.source = template.source
+        self.tool_use: TemplateProcesses | None = None
         self._pool = Pool(partial(_process_of, template))
         with self._pool.worker() as worker:
             facts = worker.start()
         self.options, self.reads_tools = frozenset(facts["options"]), bool(facts["reads_tools"])
+        if template.tool_use:
+            self.tool_use = TemplateProcesses(template.tool_use)
 
     def render(
         self,
@@ -38,6 +41,8 @@ class TemplateProcesses:
     def close(self) -> None:
         """End the processes, which must not render any more."""
         self._pool.close()
+        if self.tool_use:
+            self.tool_use.close()
 
 
 def _process_of(template: ChatTemplate) -> Confined:

@@ -26,6 +26,8 @@ class StructuredOutputs:
     expression that the whole answer matches. choice: the answer is one of these texts. grammar: of
     llguidance's Lark, or llama.cpp's GBNF.
 
+    within: a Lark grammar in which `@form` stands for the form, such as for reasoning before it.
+
     lenient: ignore what a schema says that can't be enforced, where it is refused otherwise. An
     answer may then violate it.
 
@@ -39,6 +41,7 @@ class StructuredOutputs:
     grammar: str | None = None
     json_object: bool = False
     lenient: bool = False
+    within: str | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in NAMES if getattr(self, name) not in (None, False)]
@@ -53,6 +56,8 @@ class StructuredOutputs:
         if self.choice is not None:
             object.__setattr__(self, "choice", _texts(self.choice))
         _require_text(given[0], self.source[1])
+        if self.within is not None:
+            _require_text("within", self.within)
 
     @classmethod
     def of(cls, given: object) -> "StructuredOutputs":

@@ -191,6 +191,13 @@ def test_broken_text_of_a_checkpoint_is_refused(
         read_texts(mine)
 
 
+def test_template_for_tools_is_copied_from_its_folder(mine: Path) -> None:
+    name = "additional_chat_templates/tool_use.jinja"
+    (mine / name).parent.mkdir()
+    (mine / name).write_text("{{ tools }}")
+    assert read_texts(mine)[name] == b"{{ tools }}"
+
+
 @pytest.mark.parametrize("time", ["nan", "1e999", "x", "-1"])
 def test_hash_of_the_hub_with_a_broken_time_is_not_used(tmp_path: Path, time: str) -> None:
     (tmp_path / "x").touch()

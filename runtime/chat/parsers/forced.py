@@ -44,14 +44,14 @@ def call_grammar(
             options |= {"lenient": True, "coerce_one_of": True}
         known = closed({"type": "object", **(schema or NO_PARAMETERS)})
         arguments = known | {"x-guidance": options}
-        before = _written(f"{wrap.before}{name}{wrap.between}", added)
-        after = _written(wrap.after, added)
+        before = written(f"{wrap.before}{name}{wrap.between}", added)
+        after = written(wrap.after, added)
         rules.append(f"call{index}: {before} arguments{index} {after}")
         rules.append(f"arguments{index}: %json {json.dumps(arguments)}")
     return "\n".join(rules)
 
 
-def _written(text: str, added: Mapping[str, int]) -> str:
+def written(text: str, added: Mapping[str, int]) -> str:
     """The text as a rule, added tokens by their numbers."""
     inside = sorted((token for token in added if token in text), key=len, reverse=True)
     parts = re.split(f"({'|'.join(map(re.escape, inside))})", text) if inside else [text]

@@ -16,6 +16,7 @@ from snapexport.runtime.chat.parsers import (
 from snapexport.runtime.chat.parsers.forced import Wrap, call_grammar
 from snapexport.runtime.chat.parsers.harmony import MARKS, Harmony
 from snapexport.runtime.chat.parsers.parser import Chained, OutputParser, Plain, Tools
+from snapexport.runtime.chat.parsers.reasoning_first import reasoning_first
 from snapexport.runtime.chat.parsers.thinking import ThinkParser, ThinkSyntax
 from snapexport.runtime.chat.parsers.tool_parser import (
     ToolParser,
@@ -45,12 +46,15 @@ class ToolFormat:
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """How a family writes its reasoning. make: takes the prompt."""
+    """How a family writes its reasoning. make: takes the prompt. syntax: where it stands before the
+    answer, None elsewhere.
+    """
 
     name: str
     marks: Sequence[str]
     texts: Sequence[str]
     make: Callable[[str], OutputParser]
+    syntax: ThinkSyntax | None = None
 
 
 def _tools(
@@ -65,12 +69,14 @@ def _tools(
 
 
 def _thinks(name: str, syntax: ThinkSyntax, *marks: str) -> ReasoningFormat:
-    return ReasoningFormat(name, marks, (syntax.opens, syntax.closes), partial(ThinkParser, syntax))
+    texts = (syntax.opens, syntax.closes)
+    return ReasoningFormat(name, marks, texts, partial(ThinkParser, syntax), syntax)
 
 
 _TAGGED = Wrap('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
 _PARAMETERS = Wrap('{"name": "', '", "parameters": ')
 _LISTED = Wrap('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]")
+_BEHIND_A_TOKEN = Wrap('<|tool_call|>[{"name": "', '", "arguments": ', "}]")
 _MARKED = Wrap(
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
     "\n```json\n",
@@ -89,7 +95,7 @@ TOOL_FORMATS = (
     _tools("mistral", json_calls.MISTRAL, "[TOOL_CALLS]", new_id=short_call_id, wrap=_LISTED),
     _tools("functiongemma", gemma_calls.FUNCTION_GEMMA, "<start_function_call>"),
     _tools("gemma4", gemma_calls.GEMMA4, "<|tool_call>"),
-    _tools("granite", json_calls.GRANITE, "<|tool_call|>"),
+    _tools("granite", json_calls.GRANITE, "<|tool_call|>", wrap=_BEHIND_A_TOKEN),
     _tools("qwen3_coder", xml_calls.QWEN3_CODER, "<function="),
     _tools("hermes", json_calls.HERMES, "<tool_call>", wrap=_TAGGED),
     _tools("pythonic", python_calls.PYTHONIC, python_calls.START),
@@ -139,11 +145,28 @@ class OutputFormat:
         wrap = self.tools.wrap if self.tools else None
         return call_grammar(wrap or Wrap(), tools, strict, added)
 
-    def forced_parser(self, tools: Tools) -> OutputParser:
-        """A parser of an answer that this grammar made."""
-        if self.tools and self.tools.wrap:
-            return self.tools.make(tools)
-        return ToolParser(json_calls.BARE, tools)
+    def before_form(self, prompt: str, may_begin: bool, added: Mapping[str, int]) -> str:
+        """The grammar that lets an answer reason before its form; empty: the form begins at once.
+
+        may_begin: whether the model may open its reasoning itself.
+        """
+        syntax = self.reasoning.syntax if self.reasoning else None
+        if syntax is None:
+            return ""
+        is_open, is_over = (
+            prompt.rstrip().endswith(mark) for mark in (syntax.opens, syntax.closes)
+        )
+        if not is_open and (is_over or not may_begin):
+            return ""
+        return reasoning_first(syntax, is_open, added)
+
+    def forced_parser(self, tools: Tools, prompt: str | None) -> OutputParser:
+        """A parser of an answer that this grammar made. prompt: None if it has no reasoning."""
+        known = self.tools if self.tools and self.tools.wrap else None
+        call = known.make(tools) if known else ToolParser(json_calls.BARE, tools)
+        if prompt is None or self.reasoning is None:
+            return call
+        return Chained(self.reasoning.make(prompt), call)
 
     def parser(self, tools: Tools, prompt: str) -> OutputParser:
         """A parser of one answer to the prompt. Without tools no text is a call."""

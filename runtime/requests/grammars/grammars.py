@@ -56,7 +56,10 @@ class Grammars:
         from snapexport.runtime.requests.grammars import library
 
         reply = opened.trials.ask([*outputs.source, outputs.lenient])
-        matcher = library.matcher_of(opened.tokenizer, reply["grammar"])
+        text = reply["grammar"]
+        if outputs.within:  # the trial was of the form itself, which text before it would put off
+            text = library.embedded(outputs.within, text)
+        matcher = library.matcher_of(opened.tokenizer, text)
         grammar = Grammar(matcher, self._vocab_size, opened.end)
         if grammar.begin().must_end:
             raise library.refused("no text follows it")

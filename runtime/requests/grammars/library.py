@@ -69,6 +69,13 @@ def grammar_of(kind: Kind, text: str, lenient: bool) -> str:
         raise refused(str(error)) from None
 
 
+def embedded(outer: str, form: str) -> str:
+    """The form, as `grammar_of` returns it, where a Lark grammar says @form."""
+    is_lark = not form.lstrip().startswith("{")
+    first, *others = [{"lark_grammar": form}] if is_lark else json.loads(form)["grammars"]
+    return json.dumps({"grammars": [{"lark_grammar": outer}, first | {"name": "form"}, *others]})
+
+
 def matcher_of(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
     """A matcher at the beginning, with its first mask made. Raises UserError."""
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)

@@ -18,6 +18,7 @@ _COPIED = {
     "tokenizer.json": TOKENIZER_BYTES,
     "tokenizer_config.json": CONFIG_BYTES,
     "chat_template.jinja": TEMPLATE_BYTES,
+    "additional_chat_templates/tool_use.jinja": TEMPLATE_BYTES,
     "generation_config.json": CONFIG_BYTES,
 }
 """The most bytes of each."""

@@ -132,6 +132,7 @@ def write_graphs(
 ) -> tuple[dict[GraphName, GraphEntry], dict[GraphName, list[GraphEntry]]]:
     """Make the graphs by surgery, and write everything but the manifest: graphs and segments."""
     for name, text in resolved.texts.items():
+        (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(text)
     options = resolved.options
     graphs = finished_graphs(

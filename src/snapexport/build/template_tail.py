@@ -23,7 +23,7 @@ def template_tail(texts: Mapping[str, bytes]) -> int:
     """
     config = json.loads(texts.get(template_files.CONFIG, b"{}"))
     file = texts.get(template_files.FILE)
-    source = file.decode() if file is not None else template_files.default_template(config)
+    source = file.decode() if file is not None else template_files.named_template(config)
     if source is None or TOKENIZER not in texts:
         return 0
     rendered = _rendered(source, template_files.special_tokens(config))

@@ -19,7 +19,7 @@ from snapexport.contract.manifest import MANIFEST, Manifest, no_build
 from snapexport.errors import UserError
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
-from snapexport.runtime.chat.end_token import Template
+from snapexport.runtime.chat.end_token import Template, sources
 from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.requests.llm import LLM
@@ -58,7 +58,7 @@ class Model:
         self.most_answers = llm.executor.limits.batch + max_pending
         """Answers that can run and wait at once."""
         self._template = template
-        self.output_format = output_format or OutputFormat.of(template.source if template else "")
+        self.output_format = output_format or OutputFormat.of(sources(template) if template else "")
         self._gauges = gauges or {}
         self._text_form = TextForm()
         self.streams = Streams(

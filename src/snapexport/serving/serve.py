@@ -15,7 +15,7 @@ from typing import Any
 from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import open_template
-from snapexport.runtime.chat.end_token import Template
+from snapexport.runtime.chat.end_token import Template, sources
 from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.chat.template_files import has_template
 from snapexport.serving.addresses import Addresses, url_of
@@ -83,7 +83,7 @@ def _load(options: ServeOptions, defaults: Mapping[str, Any]) -> Model:
 
 
 def _output_format(template: Template | None, options: ServeOptions) -> OutputFormat:
-    source = template.source if template else ""
+    source = sources(template) if template else ""
     return OutputFormat.of(source, options.tool_parser, options.reasoning_parser)
 
 

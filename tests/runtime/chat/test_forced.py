@@ -38,7 +38,7 @@ def test_a_forced_call_is_one_that_the_parser_reads(row: ToolFormat, added: bool
     matcher = library.matcher_of(opened, grammar)
     assert all(matcher.consume_token(token) for token in tokenizer.encode(text).ids)
     assert matcher.is_accepting()
-    parser = form.forced_parser(TOOLS)
+    parser = form.forced_parser(TOOLS, None)
     assert joined([*parser.push(text), *parser.finish()]) == [
         CallBegun("f"),
         CallArguments('{"a": "x", "b": 2}'),

@@ -9,6 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from tests.serving.openai.conftest import Served
@@ -16,6 +17,11 @@ from tests.serving.openai.conftest import Served
 CHAT: Any = [{"role": "user", "content": "Hello"}]
 OPTIONS: dict[str, Any] = {"model": "model", "messages": CHAT, "seed": 3}
 HOSTILE = {"type": "integer", "multipleOf": 99999999}
+
+
+@pytest.fixture(autouse=True)
+def no_reasoning(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.model, "output_format", OutputFormat())
 
 
 class Person(BaseModel):

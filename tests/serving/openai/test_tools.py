@@ -238,13 +238,15 @@ CHOSEN: Any = {
 }
 
 
-@pytest.mark.parametrize("source", [SHORT, "{{ tools }}", SHORT + "<think>"])
+@pytest.mark.parametrize(
+    "source", [SHORT.replace("<think>", ""), "{{ tools }}", SHORT + "<think>\n\n</think>\n\n"]
+)
 @pytest.mark.parametrize("choice", ["required", named("pick")])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_forced_call_is_one_of_the_tools_whatever_the_model_wants(
     served: Served, monkeypatch: pytest.MonkeyPatch, source: str, choice: Any, stream: bool
 ) -> None:
-    """Also where no parser knows the template, and where it opens <think>."""
+    """Also where no parser knows the template, and where it says that thinking is off."""
     use_template(monkeypatch, served.model, source)
     monkeypatch.setattr(type(served.model), "encode", lambda *_: [1, 2, 3])
     tools = [CHOSEN] if choice == "required" else [TOOL, CHOSEN]
@@ -276,16 +278,6 @@ def test_a_schema_that_cannot_be_enforced_is_refused(client: openai.OpenAI) -> N
     with pytest.raises(openai.BadRequestError, match="can't be compiled") as refused:
         client.chat.completions.create(**OPTIONS | {"tools": tools, "tool_choice": "required"})
     assert refused.value.param == "tools"
-
-
-def test_a_form_without_a_call_is_content_where_the_prompt_opens_reasoning(
-    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_template(monkeypatch, served.model, SHORT + "<think>")
-    script(monkeypatch, "{}")
-    form: Any = {"type": "json_object"}
-    done = client.chat.completions.create(response_format=form, **OPTIONS | {"tools": []})
-    assert done.choices[0].message.content == "{}"
 
 
 def deep(levels: int) -> Any:

@@ -64,15 +64,33 @@ def chat(model: Model, body: ChatRequest) -> Prepared:
         request = model.read(model.encode(text))
         request = replace(request, park_at=_park_at(model, body, request))
     requests = _answers(model, body, [request])
-    has_form = any(one.params and one.params.structured_outputs for one in requests)
-    ended = [replace(one, params=_ended(model, body, one.params)) for one in requests if one.params]
+    before = _before_form(model, body, text)
+    chosen = [_ended(model, body, one.params) for one in requests if one.params]
+    params = [_after(before, one) for one in chosen]
+    has_form = any(one.structured_outputs for one in params)
     return Prepared(
-        ended,
+        [replace(one, params=own) for one, own in zip(requests, params, strict=True)],
         len(request.prompt_token_ids),
         # In its form from the first token on, an answer has no reasoning.
-        reading=_reading(model, body, "" if has_form else text),
+        reading=_reading(model, body, text if before or not has_form else None),
         form_field="tools" if body.forced_tools else body.form_field,
     )
+
+
+def _before_form(model: Model, body: ChatRequest, prompt: str) -> str:
+    """The grammar of reasoning before a form; empty if a form begins at once."""
+    options = body.template_options
+    is_off = False in (options.get("enable_thinking"), options.get("thinking"))
+    may_begin = not is_off and not body.continue_final_message
+    return model.output_format.before_form(prompt, may_begin, model.added_tokens)
+
+
+def _after(before: str, params: SamplingParams) -> SamplingParams:
+    """The parameters with reasoning before the form, if there are both."""
+    form = params.structured_outputs
+    if not before or form is None:
+        return params
+    return replace(params, structured_outputs=replace(form, within=before))
 
 
 def in_other_words(model: Model, body: ResponsesRequest | MessagesRequest) -> Prepared:
@@ -110,12 +128,12 @@ def _one_call(model: Model, body: ChatRequest) -> StructuredOutputs:
         return StructuredOutputs(grammar=grammar)
 
 
-def _reading(model: Model, body: ChatRequest, prompt: str) -> Reading:
-    """How the answers to a prompt are read."""
+def _reading(model: Model, body: ChatRequest, prompt: str | None) -> Reading:
+    """How the answers to a prompt are read. prompt: None if they have no reasoning."""
     known, tools = model.output_format, schemas(body.usable_tools)
-    parser = partial(known.parser, tools, prompt)
+    parser = partial(known.parser, tools, prompt or "")
     if body.forced_tools:
-        parser = partial(known.forced_parser, tools)
+        parser = partial(known.forced_parser, tools, prompt)
     new_id = known.tools.new_id if known.tools else call_id
     return Reading(parser, new_id, body.parallel_tool_calls)
 

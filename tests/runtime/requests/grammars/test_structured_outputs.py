@@ -150,6 +150,33 @@ def test_drafts_leave_the_output_as_it_is(
     assert several[3].accepted > 10
 
 
+WITHIN = "start: think @form\nthink[lazy]: /(?s:.*)e/"
+
+
+def test_a_form_begins_within_text_with_drafts_as_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And neighbours keep their tokens."""
+    monkeypatch.setattr(Payoff, "pays", lambda *_: True)
+    form = StructuredOutputs(regex="(ab|ba){9}", within=WITHIN)
+    (alone,) = answers(make(), None, max_tokens=100)
+    single = answers(make(), None, form, form, max_tokens=500)
+    several = answers(make(4), None, form, form, max_tokens=500)
+    assert [one.token_ids for one in single] == [one.token_ids for one in several]
+    assert single[0].token_ids[:100] == alone.token_ids
+    for one in single[1:]:
+        head, _, tail = one.text.partition("e")
+        assert head and re.fullmatch("(ab|ba){9}", tail) and one.finish_reason == "stop"
+
+
+def test_a_form_within_text_is_tried_as_such() -> None:
+    hostile = {"type": "integer", "multipleOf": 99999999}
+    with pytest.raises(UserError, match=r"processor time|memory"):
+        answers(MODEL, StructuredOutputs(json=hostile, within=WITHIN))
+    with pytest.raises(UserError, match="compiled"):
+        answers(MODEL, StructuredOutputs(regex="a", within="start: @forms"))
+
+
 def test_distribution_is_the_models_own_among_what_is_allowed() -> None:
     """Of two allowed tokens each comes as often as its probability says."""
     llm, count = make(), 400
