@@ -127,8 +127,8 @@ def reasoning_of(parts: Sequence[Part]) -> str:
 def calls_of(parts: Sequence[Part]) -> list[WholeCall]:
     """The calls, with their pieces joined."""
     heads = [part for part in parts if isinstance(part, CallHead)]
-    pieces = [part for part in parts if isinstance(part, CallPiece)]
-    return [
-        WholeCall(head.id, head.name, "".join(p.text for p in pieces if p.index == head.index))
-        for head in heads
-    ]
+    pieces: dict[int, list[str]] = {head.index: [] for head in heads}
+    for part in parts:
+        if isinstance(part, CallPiece):
+            pieces[part.index].append(part.text)
+    return [WholeCall(head.id, head.name, "".join(pieces[head.index])) for head in heads]
