@@ -13,7 +13,7 @@
     thinking       reasoning between two texts, such as <think> and </think>
     table          a row for each format, and which one a chat template writes
 
-A call in JSON is told as it comes, once its tool is known and its arguments begin. Every other call
-is told once it is complete and valid; what looks like one and is not stays text. Knows no HTTP.
-Importing this package loads nothing.
+A call in JSON or tags is told as it comes, once its arguments begin and if its tool is known. Every
+other call is told once it is complete and valid; what looks like one and is not stays text. Knows
+no HTTP. Importing this package loads nothing.
 """

@@ -38,6 +38,8 @@ class JsonReader:
         self._name: str | None = None
         self._in_list = False
         self._start, self._json, self._arguments = 0, JsonEnd(0), ArgumentsText()
+        self._ended: list[CallEvent] = []
+        """Told once it is known where the object of the last arguments ends."""
 
     def read(self, text: str) -> Found | None:
         """What the next stretch tells."""
@@ -47,7 +49,7 @@ class JsonReader:
         """Of a call that has begun, the rest; none of what is told at its end."""
         if self._stage == self._read_arguments:
             return self._arguments.add(text)
-        return [self._arguments.ended()] if self._stage == self._read_rest else ()
+        return self._ended if self._stage == self._read_rest else ()
 
     def _read_header(self, text: str) -> Found | None:
         match = self._header.match(text[: 2 * MOST_HEADER])
@@ -83,8 +85,9 @@ class JsonReader:
         pieces = self._arguments.add(text[:length])
         if end is None:
             return Found(length, pieces, goes_on=True) if pieces else None
+        self._ended = [self._arguments.ended()]
         if self._name:
-            return Found(end, [*pieces, self._arguments.ended()])
+            return Found(end, [*pieces, *self._ended])
         self._json, self._stage = JsonEnd(0, depth=1), self._read_rest
         return Found(end, pieces, goes_on=True)
 
@@ -93,24 +96,20 @@ class JsonReader:
         if _UNSURE.fullmatch(text):
             return None
         if not _REST.match(text):
-            return Found(0, [self._arguments.ended()])
+            return Found(0, self._ended)
         end = self._json.find(text)
-        if end is None or self._is_unsure(text, end):
-            return None
-        return self._told(text, end, [self._arguments.ended()])
+        return None if end is None else self._told(text, end, self._ended)
 
     def _told(self, text: str, end: int, calls: Sequence[CallEvent]) -> Found | None:
         """Calls that end there, with what leads to the next one of a list."""
+        if self._in_list and _UNSURE.fullmatch(text, end):
+            return None
         match = _NEXT.match(text, end) if self._in_list else None
         if match is None:
-            return None if self._is_unsure(text, end) else Found(end, calls)
+            return Found(end, calls)
         if has_next := match["comma"] is not None:
             self._expect(0)
         return Found(match.end(), calls, goes_on=has_next)
-
-    def _is_unsure(self, text: str, end: int) -> bool:
-        """Whether a list may still go on after a call that ends there."""
-        return self._in_list and _UNSURE.fullmatch(text, end) is not None
 
     def _calls(self, text: str) -> Sequence[Call]:
         calls = calls_of(loaded(text), self._name)

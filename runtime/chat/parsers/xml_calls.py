@@ -1,43 +1,84 @@
-"""Reads calls in tags, as Qwen3-Coder writes them: <function=NAME> <parameter=KEY> value."""
+"""Reads calls in tags, as Qwen3-Coder writes them: <function=NAME> <parameter=KEY> value.
+
+A call of a known tool is told from its first parameter on: texts as they come, other values at
+their ends.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from snapexport.runtime.chat.parsers.calls import dumped, loaded
-from snapexport.runtime.chat.parsers.parser import Call, Tools
+from snapexport.runtime.chat.parsers.parser import (
+    Call,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    CallEvent,
+    Tools,
+    longest_beginning,
+)
 from snapexport.runtime.chat.parsers.tool_parser import Found, ToolSyntax
 
-_END = "</function>"
+_CLOSE, _OPEN, _END = "</parameter>", "<parameter=", "</function>"
+_STOPS = (*(f"{space}{tag}" for tag in (_CLOSE, _OPEN, _END) for space in ("", "\n")),)
+"""What ends a value. A line break before it is not the value's."""
+_STOP = re.compile(rf"\n?(?:{_CLOSE}|(?={_OPEN}|{_END}))")
 _HEAD = re.compile(r"(?:<tool_call>)?\s*<function=\s*([^>\s]{1,256})\s*>")
 _PARAMETER = re.compile(
     r"\s*<parameter=\s*([^>\s]{1,256})\s*>\n?(.*?)\n?"
     r"(?:</parameter>|(?=<parameter=)|\Z)",
     re.DOTALL,
 )
+_KEY = rf"\s{{0,64}}{_OPEN}\s{{0,64}}(?P<key>[^<>\s]{{1,256}})\s{{0,64}}>"
+_BEGINNING = re.compile(_HEAD.pattern + _KEY)
+_NEXT = re.compile(rf"{_KEY}|\s{{0,64}}(?P<end>{_END})")
+_UNSURE = re.compile(rf"\s{{0,64}}(?:{_OPEN}\s{{0,64}}[^<>\s]{{0,256}}\s{{0,64}})?")
+"""What may become the next parameter, but for its tag's own beginning."""
+_PART = re.compile(
+    rf"\s{{0,64}}(?:{'|'.join(t[:n] for t in (_OPEN, _END) for n in range(len(t)))})"
+)
 _WORDS = {"True": True, "False": False, "None": None, "null": None}
 MOST_HEAD = 600
 
 
 class XmlReader:
-    """A function's name and its parameters, up to </function>."""
+    """Reads stage by stage: a function's name and first key, a value, what follows it."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools, self._searched = tools, 0
+        self._stage: Callable[[str], Found | None] = self._read_beginning
+        self._schemas: dict[str, Any] = {}
+        self._schema: Any = None
+        self._is_at_start = True
 
     def read(self, text: str) -> Found | None:
-        """The call up to its end."""
+        """What the next stretch tells."""
+        return self._stage(text)
+
+    def finish(self, text: str) -> Sequence[CallEvent]:
+        """Of a call that has begun, the rest."""
+        if self._stage == self._read_between:
+            return [CallEnded(is_valid=False)]
+        if self._stage == self._read_beginning or not text:
+            return ()
+        rest = text.removeprefix("\n") if self._is_at_start else text
+        return [CallArguments(_escaped(rest) if _is_text(self._schema) else rest)]
+
+    def _read_beginning(self, text: str) -> Found | None:
+        match = _BEGINNING.match(text[:MOST_HEAD])
+        if match and match[1] in self._tools:
+            properties = self._tools[match[1]].get("properties")
+            self._schemas = properties if isinstance(properties, dict) else {}
+            return self._begun(match, "{", [CallBegun(match[1])])
         if len(text) > MOST_HEAD and not _HEAD.match(text):
             return Found(1)
         at = text.find(_END, max(0, self._searched - len(_END)))
         self._searched = len(text)
-        return None if at < 0 else Found(at + len(_END), self._calls(text[:at]))
+        return None if at < 0 else Found(at + len(_END), self._whole(text[:at]))
 
-    def finish(self, text: str) -> Sequence[Call]:
-        """None: the call has no end."""
-        return ()
-
-    def _calls(self, text: str) -> Sequence[Call]:
+    def _whole(self, text: str) -> Sequence[Call]:
+        """A call that could not be told before its end."""
         head = _HEAD.match(text)
         if head is None:
             return ()
@@ -48,6 +89,56 @@ class XmlReader:
             arguments[match[1]] = _value(match[2], known.get(match[1]))
             at = match.end()
         return () if text[at:].strip() else (Call(head[1], dumped(arguments)),)
+
+    def _begun(self, match: re.Match[str], before: str, events: Sequence[CallEvent]) -> Found:
+        """Begin a value after its key."""
+        self._schema = self._schemas.get(match["key"])
+        self._searched, self._is_at_start = 0, True
+        self._stage = self._read_text if _is_text(self._schema) else self._read_value
+        quote = '"' if _is_text(self._schema) else ""
+        key = CallArguments(f"{before}{dumped(match['key'])}: {quote}")
+        return Found(match.end(), [*events, key], goes_on=True)
+
+    def _read_text(self, text: str) -> Found | None:
+        start = int(self._is_at_start and text.startswith("\n"))
+        if match := _STOP.search(text, start):
+            self._stage = self._read_between
+            piece = _escaped(text[start : match.start()]) + '"'
+            return Found(match.end(), [CallArguments(piece)], goes_on=True)
+        certain = len(text) - longest_beginning(text[start:], _STOPS)
+        if certain == start:
+            return None
+        self._is_at_start = False
+        return Found(certain, [CallArguments(_escaped(text[start:certain]))], goes_on=True)
+
+    def _read_value(self, text: str) -> Found | None:
+        match = _STOP.search(text, max(0, self._searched - len(f"\n{_CLOSE}")))
+        self._searched = len(text)
+        if match is None:
+            return None
+        self._stage = self._read_between
+        value = _value(text[: match.start()].removeprefix("\n"), self._schema)
+        return Found(match.end(), [CallArguments(dumped(value))], goes_on=True)
+
+    def _read_between(self, text: str) -> Found | None:
+        match = _NEXT.match(text)
+        if match and match["end"]:
+            return Found(match.end(), [CallArguments("}"), CallEnded(is_valid=True)])
+        if match:
+            return self._begun(match, ", ", [])
+        if _UNSURE.fullmatch(text) or _PART.fullmatch(text):
+            return None
+        return Found(0, [CallEnded(is_valid=False)])
+
+
+def _is_text(schema: Any) -> bool:
+    """Whether the schema wants a text or says nothing."""
+    return schema is None or (isinstance(schema, dict) and schema.get("type") == "string")
+
+
+def _escaped(text: str) -> str:
+    """A piece of a text in JSON."""
+    return dumped(text)[1:-1]
 
 
 def _value(text: str, schema: Any) -> Any:

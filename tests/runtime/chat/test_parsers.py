@@ -139,7 +139,8 @@ TEXTS = [
     ("hermes", "<tool_call>{'name': 'now'}</tool_call>"),
     ("hermes", "Nothing, a < b <tool"),
     ("qwen3_coder", "<tool_call>\nsome words\n</tool_call>"),
-    ("qwen3_coder", "<function=now>\n<parameter=a>1"),
+    ("qwen3_coder", "<function=other>\n<parameter=a>1"),
+    ("qwen3_coder", "<function=now>\n<parameter=a"),
     ("qwen3_coder", "<function=now> what? </function>"),
     ("llama3_json", '{"name": "Bob", "parameters": {}} is no tool'),
     ("llama3_json", '{"answer": 4}'),
@@ -222,6 +223,19 @@ def test_arguments_of_known_tools_are_told_as_they_come(name: str, before: str) 
     assert (last, ended) == (CallArguments("}"), [CallEnded(is_valid=True)])
 
 
+def test_texts_in_tags_are_told_as_they_come_and_other_values_at_their_ends() -> None:
+    parser = OutputFormat.of("", "qwen3_coder", "none").parser(TOOLS, "")
+    assert parser.push("<tool_call>\n<function=get_weather>\n<parameter=city") == []
+    begun = [CallBegun("get_weather"), CallArguments('{"city": "')]
+    assert parser.push(">") == begun
+    pieces = [("\na", "a"), ("\n", None), ('"b', '\\n\\"b'), ("<", None), ("/b", "</b")]
+    pieces += [("\n</", None), ("parameter>", '"'), ("\n<parameter=days>", ', "days": ')]
+    pieces += [("1", None), ("7</parameter>", "17"), ("\n</func", None)]
+    for piece, arguments in pieces:
+        assert parser.push(piece) == ([CallArguments(arguments)] if arguments else [])
+    assert parser.push("tion>") == [CallArguments("}"), CallEnded(is_valid=True)]
+
+
 BROKEN: list[tuple[str, str, list[Event]]] = [
     ("hermes", '{"name": "now", "arguments": {"a": "\\', [CallArguments('{"a": "\\')]),
     (
@@ -240,6 +254,12 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
         [CallArguments("{}"), CallEnded(is_valid=True), Content(", and")],
     ),
     ("granite", '[{"name": "now", "arguments": {}, ', [CallArguments("{}"), CallEnded(True)]),
+    ("qwen3_coder", "<function=now><parameter=a>\n1\n</", [CallArguments('{"a": "1\\n</')]),
+    (
+        "qwen3_coder",
+        "<function=now><parameter=a>1</parameter> So.",
+        [CallArguments('{"a": "1"'), CallEnded(is_valid=False), Content("So.")],
+    ),
 ]
 
 
@@ -354,6 +374,7 @@ def test_an_unknown_format_is_refused() -> None:
         ("granite", '<tool_call>[{"name": "now", "arguments": {}, "'),
         ("mistral", '[TOOL_CALLS]now{"\\'),
         ("qwen3_coder", "<function=f>"),
+        ("qwen3_coder", "<function=now><parameter=a>\n"),
         ("functiongemma", "<start_function_call>call:f{"),
         ("functiongemma", "<start_function_call>call:f{a:{<end_function_call>"),
         ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"),
