@@ -64,10 +64,10 @@ def chat(model: Model, body: ChatRequest) -> Prepared:
         request = model.read(model.encode(text))
         request = replace(request, park_at=_park_at(model, body, request))
     requests = _answers(model, body, [request])
-    before = _before_form(model, body, text)
     chosen = [_ended(model, body, one.params) for one in requests if one.params]
+    has_form = any(one.structured_outputs for one in chosen)
+    before = _before_form(model, body, text) if has_form else ""
     params = [_after(before, one) for one in chosen]
-    has_form = any(one.structured_outputs for one in params)
     return Prepared(
         [replace(one, params=own) for one, own in zip(requests, params, strict=True)],
         len(request.prompt_token_ids),
