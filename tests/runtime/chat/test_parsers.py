@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from snapexport.errors import UserError
 from snapexport.runtime.chat.parsers.parser import (
     Call,
     CallArguments,
@@ -20,7 +19,6 @@ from snapexport.runtime.chat.parsers.parser import (
 )
 from snapexport.runtime.chat.parsers.table import (
     HARMONY,
-    REASONING_FORMATS,
     TOOL_FORMATS,
     OutputFormat,
 )
@@ -341,31 +339,6 @@ def test_calls_after_reasoning_are_read_and_those_within_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "tools", "reasoning"),
-    [
-        ("{{ '<tool_call>' }}<think>", "hermes", "think"),
-        ("<tool_call>\n<function=f>", "qwen3_coder", None),
-        ("<|channel|>analysis", HARMONY, HARMONY),
-        ("plain", None, None),
-    ],
-)
-def test_formats_are_chosen_by_the_templates_text(
-    template: str, tools: str | None, reasoning: str | None
-) -> None:
-    chosen = OutputFormat.of(template)
-    assert (chosen.tools and chosen.tools.name) == tools
-    assert (chosen.reasoning and chosen.reasoning.name) == reasoning
-    assert OutputFormat.of(template, "none", "none") == OutputFormat()
-    assert chosen.is_unknown == (tools is None)
-
-
-def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(UserError, match="--tool-parser nope is not known") as refused:
-        OutputFormat.of("", "nope")
-    assert "hermes" in refused.value.hint
-
-
-@pytest.mark.parametrize(
     ("name", "piece"),
     [
         ("hermes", '<tool_call>{"'),
@@ -398,7 +371,3 @@ def test_arguments_are_json_objects() -> None:
         for event in events:
             if isinstance(event, Call):
                 assert isinstance(json.loads(event.arguments), dict)
-
-
-def test_every_reasoning_format_has_a_mark() -> None:
-    assert all(row.marks for row in (*REASONING_FORMATS, *TOOL_FORMATS))
