@@ -141,14 +141,14 @@ def begun(executor: Any, llm: LLM, requests: int, more: dict[str, Any]) -> LLM:
     return made
 
 
-def validity(llm: LLM, answers: int) -> dict[str, int]:
+def validity(llm: LLM, answers: int, max_tokens: int) -> dict[str, int]:
     """Answers at temperature 1 that ended by themselves, and those of them that are valid."""
     from jsonschema import Draft202012Validator, FormatChecker
 
     asked = [SCHEMAS[index % len(SCHEMAS)] for index in range(answers)]
     params = [
         SamplingParams(
-            max_tokens=500,
+            max_tokens=max_tokens,
             temperature=1.0,
             seed=seed,
             structured_outputs=StructuredOutputs(json=schema),
@@ -170,6 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=Path)
     parser.add_argument("--answers", type=int, default=500)
+    parser.add_argument("--max-tokens", type=int, default=500, help="of an answer that is judged")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -178,7 +179,7 @@ def main() -> None:
     report: dict[str, Any] = {}
     for requests in sorted({1, llm.max_num_seqs}):
         report[f"{requests} requests"] = costs(llm, requests, given.steps, given.rounds)
-    report["validity"] = validity(llm, given.answers)
+    report["validity"] = validity(llm, given.answers, given.max_tokens)
     print(json.dumps(report))
 
 
