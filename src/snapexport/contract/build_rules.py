@@ -97,7 +97,7 @@ UNCUT = (
     fact("models with attention sinks", "attention_sinks", joined="for"),
     fact("models with biases in their MLPs", "mlp_bias", joined="for"),
     IRREGULAR,
-    fact("models whose cuts no test holds", "other_family", joined="for"),
+    fact("model families that were not tested with it", "other_family", joined="for"),
 )
 
 _VOTES = {
