@@ -26,7 +26,7 @@ LONG: dict[str, Any] = {
 def said(seconds: float) -> str:
     """All that a server says of a build of the bundled checkpoint, which drains at its end."""
     return (
-        "the build: not compared with transformers when it was built: tests hold this family\n"
+        "verification: not compared with transformers when it was built, since tests hold its family\n"
         f"draining: running answers have {seconds:g} s to finish; a second signal does not wait\n"
     )
 
@@ -71,7 +71,7 @@ def test_second_signal_ends_it_within_seconds(build: Path, tmp_path: Path) -> No
         next(iter(stream))
         serving.process.send_signal(signal.SIGTERM)
         assert serving.process.stderr is not None
-        assert "the build" in serving.process.stderr.readline()
+        assert "verification" in serving.process.stderr.readline()
         assert "draining" in serving.process.stderr.readline()
         started = time.monotonic()
         serving.process.send_signal(signal.SIGTERM)

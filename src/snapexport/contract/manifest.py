@@ -113,7 +113,7 @@ class Manifest(Strict):
         """What was compared with transformers when the build was made, as a sentence."""
         found = self.verified
         if found is None:
-            return "not compared with transformers when it was built: tests hold this family"
+            return "not compared with transformers when it was built, since tests hold its family"
         compared = "of a small model of its config " if found.miniature else ""
         line = (
             f"{len(found.layers)} of {self.model.num_hidden_layers} layers {compared}compared with "

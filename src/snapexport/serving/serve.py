@@ -50,7 +50,7 @@ def serve(options: ServeOptions, report: Report) -> None:
         if defaults.values:
             report.note(f"requests that name none get {defaults}")
         model = _load(options, defaults.values)
-        report.note(f"the build: {Manifest.read(options.build).comparison}")
+        report.note(f"verification: {Manifest.read(options.build).comparison}")
         asyncio.run(_answer(model, options, listener, report))
 
 
