@@ -14,6 +14,8 @@ Bits = Literal[4, 8]
 SMALLEST_BLOCK = 16
 """MatMulNBits takes blocks of 16, 32, 64, 128 and 256."""
 LARGEST_BLOCK = 256
+LARGEST_SCALE = float(np.finfo(np.float32).max) / 512
+"""Below it, no product with an integer of 8 bits overflows."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,15 @@ class IntegerWeight(Calculated):
 
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The dequantized elements in order, flat, in blocks of whole rows."""
-        columns, order = self.shape[1], self.order
-        assert columns % multiple == 0, (columns, multiple)
+        if self.shape[1] % multiple == 0:
+            yield from self._dequantized(most)
+            return
+        whole = np.concatenate(list(self._dequantized(most)))
+        assert whole.size % multiple == 0, (self.shape, multiple)
+        yield whole
+
+    def _dequantized(self, most: int) -> Iterator[NDArray[np.float32]]:
+        order = self.order
         for some in self.rows(most):
             values = some.dequantized(self.form)
             if order is not None:
