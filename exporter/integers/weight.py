@@ -23,9 +23,9 @@ class Form:
     """How a weight's integers are stored.
 
     bits: of an integer's container, 4 or 8. block: columns that share a scale, a power of 2. The
-    last block of a row may be cut off. zero: of every block, `middle` unless there are minima;
-    None: each block has its own. minima: whether each block has one. ordered: columns are in an
-    order of their own.
+    last block of a row may be cut off. zero: of every block, `middle` unless there are minima,
+    where it moves integers around the middle; None: each block has its own. minima: whether each
+    block has one. ordered: columns are in an order of their own.
     """
 
     bits: Bits

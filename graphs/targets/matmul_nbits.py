@@ -40,7 +40,7 @@ def _replace(graph: gs.Graph, marker: gs.Node) -> None:
         return
     (product,) = node(graph, "MatMulNBits", inputs, domain=MICROSOFT, **attributes)
     blocks, block = minima.shape[1], sizes["block_size"]
-    (in_blocks,) = node(graph, "Reshape", [x, int64s(graph, *x.shape[:-1], blocks, block)])
+    (in_blocks,) = node(graph, "Reshape", [x, int64s(graph, *out.shape[:-1], blocks, block)])
     (sums,) = node(graph, "ReduceSum", [in_blocks, int64s(graph, -1)], keepdims=0)
     (added,) = node(graph, "FusedMatMul", [sums, minima], domain=MICROSOFT, transB=1)
     node(graph, "Add", [product, added], [out])
