@@ -88,10 +88,10 @@ def _tensors(directory: Path) -> dict[str, TensorSpan]:
 def _dequantized(
     config: Mapping[str, Any], tensors: Mapping[str, TensorSpan]
 ) -> "Mapping[str, Tensor]":
-    from snapexport.exporter.quantized import dequantized, read_quantization
+    from snapexport.exporter.quantized import read_quantization
 
     found = read_quantization(config)
-    return dequantized(tensors, found) if found else tensors
+    return found.tensors(tensors) if found else tensors
 
 
 def _require_once(directory: Path, shards: Mapping[str, Iterable[str]]) -> None:
