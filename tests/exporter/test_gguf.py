@@ -145,7 +145,6 @@ def test_tokenizer_of_sentencepiece_is_that_of_transformers(name: str, tmp_path:
     assert tokenizer.get_vocab_size() == len(gguf_files.TOKENS)
 
 
-
 def test_file_without_a_tokenizer_is_built_without(tmp_path: Path) -> None:
     opened = open_checkpoint(gguf_files.make("qwen2", tmp_path, tokenizer=False, vocab_size=99))
     names = {file.name for file in with_tokenizer(opened).iterdir()}
