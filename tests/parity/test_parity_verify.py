@@ -17,8 +17,8 @@ from tests.oracle.raw_steps import SeveralSlots
 torch.set_num_threads(1)
 pytestmark = pytest.mark.slow
 
-LENGTHS = (2, 21, 90)
-"""Prompts below the sinks, just over the ring's end, and long enough that most is dropped."""
+LENGTHS = (2, 30, 90)
+"""Prompts below the sinks, of nearly all cache slots, and long enough that most is dropped."""
 STEPS = 64
 TOKENS = 4
 
