@@ -101,4 +101,4 @@ def test_steps_of_several_tokens_equal_single_ones_in_fp16_caches(target: str) -
         expected = [slots.step(column) for column in zip(*tokens, strict=True)]
         got = steps.step(tokens)
         steps.accept([TOKENS] * len(wants))
-        np.testing.assert_allclose(got, np.stack(expected, axis=1), atol=2e-3)
+        np.testing.assert_allclose(got, np.stack(expected, axis=1), atol=4e-3)

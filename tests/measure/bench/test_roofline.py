@@ -109,9 +109,9 @@ FULL = LayerCosts(LayerGeometry(100, 0, 0), key=8, value=8, slot=16, pair=16, wi
 
 def test_a_decode_step_reads_weights_once_and_each_requests_valid_slots() -> None:
     costs = Costs(WEIGHTS, (SNAPSTREAM, SLIDING), L_obs=3)
-    # Behind 10 tokens: 8 in sinks and ring, 2 eligible kept; a window of 5.
+    # Behind 10 tokens, all of which 12 slots hold; a window of 5.
     alone = costs.decode(position=10, active=1)
-    assert alone == Work(1000 + 16 * (10 + 1) + 16 * (5 + 1), 400 + 16 * (10 + 5))
+    assert alone == Work(1000 + 16 * (11 + 1) + 16 * (5 + 1), 400 + 16 * (11 + 5))
     three = costs.decode(position=10, active=3)
     assert three == Work(1000 + 3 * (alone.nbytes - 1000), 3 * alone.operations)
 
