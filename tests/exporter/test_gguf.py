@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("gguf")
 
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFWriter, dequantize
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -200,24 +199,3 @@ def test_scaling_of_rope_is_taken_from_the_metadata(
         rope = rope[layers]
     assert (rope["rope_type"], rope["factor"]) == (kind, 4.0)
     assert rope.get("original_max_position_embeddings") == (256 if kind == "yarn" else None)
-
-
-@pytest.mark.parametrize("kind", [Kind.Q6_K, Kind.Q4_K, Kind.IQ4_NL])
-def test_kinds_that_only_llama_cpp_writes_are_dequantized(kind: Kind, tmp_path: Path) -> None:
-    from snapexport.exporter.gguf import header, tensors
-
-    rows, columns = 5, 512
-    elements, nbytes = tensors.block_sizes()[kind]
-    raw = np.random.default_rng(0).integers(0, 60, (rows, columns // elements * nbytes), np.uint8)
-    writer = GGUFWriter(tmp_path / "one.gguf", "llama")
-    writer.add_tensor("one", raw, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    read = header.read_header(tmp_path / "one.gguf", tensors.block_sizes())
-    stored = read.tensors["one"]
-    assert stored.shape == (rows, columns)
-    np.testing.assert_array_equal(
-        values(tensors.GgufTensor(read.file, stored), most=columns), dequantize(raw, kind)
-    )

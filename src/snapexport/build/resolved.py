@@ -53,8 +53,8 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
         checkpoint, longrope_for=options.L_max if options.longrope else None
     )
     model = architectures.model_facts(decoder, checkpoint)
-    texts = read_texts(with_tokenizer(checkpoint))
-    geometry = options.geometry(model, template_tail(texts))
+    texts = read_texts(with_tokenizer(checkpoint), model.vocab_size)
+    geometry = options.geometry(model, template_tail(texts, checkpoint.source))
     options.graph.require_vocabulary(model.vocab_size)
     require_ranks(checkpoint, decoder, options.tensor_parallel)
     batches = [*options.smaller_batches, options.batch]

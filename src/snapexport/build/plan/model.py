@@ -197,7 +197,7 @@ def _fp8(checkpoint: Checkpoint) -> PlannedFp8 | None:
     from snapexport.exporter.quantized import Fp8Tensor, read_quantization
 
     quantization = read_quantization(checkpoint.config)
-    if quantization is None or quantization.kind != "fp8":
+    if quantization is None or not quantization.block[1]:
         return None
     found = {
         name: tensor.shape

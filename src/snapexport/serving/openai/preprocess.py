@@ -125,7 +125,7 @@ def _one_call(model: Model, body: ChatRequest) -> StructuredOutputs:
     strict = [tool.function.name for tool in tools if tool.function.strict]
     with client_errors("tools"):
         grammar = model.output_format.grammar(schemas(tools), strict, model.added_tokens)
-        return StructuredOutputs(grammar=grammar)
+        return StructuredOutputs(grammar=grammar, writes_json=True)
 
 
 def _reading(model: Model, body: ChatRequest, prompt: str | None) -> Reading:
