@@ -58,8 +58,8 @@ def test_the_picture_ignores_unused_places() -> None:
         (4, "S|"),
         (5, "S|="),
         (16, "S|" + "=" * 12),
-        (17, "S|" + "=" * 13),
-        (18, "S |" + "=" * 12),
+        (19, "S|" + "=" * 15),
+        (20, "S    |" + "=" * 12),
     ],
 )
 def test_the_picture_of_a_short_prompt_has_sinks_then_ring(length: int, row: str) -> None:
