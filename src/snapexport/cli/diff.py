@@ -203,7 +203,7 @@ def _legend(build: Build, found: "list[Difference]") -> str:
         "DIFFERS": f"nothing was dropped, and a logit {bound}",
         "compressed": "the cost of the smaller cache",
         "rounded": f"the cost of a cache in {build.manifest.cache_dtype}",
-        "quantized": "the cost of 4-bit weights",
+        "quantized": "the cost of integers in products: of weights, and of activations in 8 bits",
     }
     verdicts = {difference.verdict for difference in found}
     return "; ".join(f"{word}: {meanings[word]}" for word in meanings if word in verdicts)
