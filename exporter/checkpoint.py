@@ -54,8 +54,8 @@ class Checkpoint:
         generation = directory / GENERATION_CONFIG
         return cls(
             directory,
-            read_object(directory / CONFIG, CONFIG_BYTES, _DOWNLOAD_AGAIN),
-            read_object(generation, CONFIG_BYTES, _DOWNLOAD_AGAIN) if generation.exists() else {},
+            _read(directory / CONFIG),
+            _read(generation) if generation.exists() else {},
             tensors,
         )
 
@@ -63,6 +63,10 @@ class Checkpoint:
     def source(self) -> Path:
         """What the user named."""
         return self.gguf.file if self.gguf else self.directory
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_object(path, CONFIG_BYTES, _DOWNLOAD_AGAIN, lenient=True)
 
 
 def _tensors(directory: Path) -> dict[str, TensorSpan]:
@@ -84,10 +88,10 @@ def _tensors(directory: Path) -> dict[str, TensorSpan]:
 def _dequantized(
     config: Mapping[str, Any], tensors: Mapping[str, TensorSpan]
 ) -> "Mapping[str, Tensor]":
-    from snapexport.exporter.quantized import dequantized, read_quantization
+    from snapexport.exporter.quantized import read_quantization
 
     found = read_quantization(config)
-    return dequantized(tensors, found) if found else tensors
+    return found.tensors(tensors) if found else tensors
 
 
 def _require_once(directory: Path, shards: Mapping[str, Iterable[str]]) -> None:
@@ -109,7 +113,7 @@ def _weight_file(directory: Path, name: str) -> Path:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """{tensor: name of its shard}, a plain name beside the index."""
-    weight_map = read_object(index, INDEX_BYTES, _DOWNLOAD_AGAIN).get("weight_map")
+    weight_map = read_object(index, INDEX_BYTES, _DOWNLOAD_AGAIN, lenient=True).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
         raise UserError(f"{index} has no weight_map of file names", _DOWNLOAD_AGAIN)
     for shard in weight_map.values():

@@ -1,6 +1,9 @@
 """Finds a checkpoint's decoder: reads and checks its config, and looks at the model of it."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from snapexport.errors import UserError
@@ -8,7 +11,7 @@ from snapexport.exporter.architectures import Decoder, Family, require_readable
 from snapexport.exporter.architectures.config import fix_longrope, require_expressible
 from snapexport.exporter.architectures.families import family_of
 from snapexport.exporter.architectures.fields import CORRECT
-from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.checkpoint import CONFIG, Checkpoint
 from snapexport.exporter.probe import look
 
 if TYPE_CHECKING:
@@ -41,9 +44,10 @@ def _config(checkpoint: Checkpoint) -> "PretrainedConfig":
     from transformers import AutoConfig
 
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            checkpoint.directory, trust_remote_code=False
-        )
+        # Of what was read, and not of the file again: it may begin with a byte order mark.
+        with TemporaryDirectory(prefix="snapexport-config-") as folder:
+            (Path(folder) / CONFIG).write_text(json.dumps(checkpoint.config))
+            config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever its validators raise
         raise UserError(
             f"transformers refuses config.json: {' '.join(str(error).split())!s:.300}", CORRECT

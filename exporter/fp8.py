@@ -49,7 +49,7 @@ class RowScales(Calculated):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.weight.shape[0], self.weight.scales.shape[1]
+        return self.weight.shape[0], self.weight.grid[1]
 
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks whose size is a multiple of `multiple`."""
@@ -106,8 +106,7 @@ def _all_kept(tensors: Sequence[Tensor], dtype: DType) -> list[Kept]:
 
 def require_fp8(checkpoint: Checkpoint) -> None:
     """Raise UserError for a checkpoint that holds no fp8 weights."""
-    found = read_quantization(checkpoint.config)
-    if found is None or found.kind != "fp8":
+    if not any(isinstance(one, Fp8Tensor) for one in checkpoint.tensors.values()):
         raise UserError(
             f"--weights fp8 keeps fp8 weights as they are, and {checkpoint.source} has none",
             "leave it out, or start from a checkpoint whose config.json says "

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from snapexport.errors import UserError, first_line
 from snapexport.exporter.checkpoint import GGUF
+from snapexport.exporter.text_files import CONVERTIBLE, READ
 from snapexport.files.untrusted import read_text
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -12,9 +13,10 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _TIME = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 _METADATA_BYTES = 1 << 12
 _METADATA = ".cache/huggingface/download"
-_WANTED = ["*.json", "*.safetensors"]
-_UNWANTED = ["consolidated*", "*/*"]
+WANTED = [*READ, *CONVERTIBLE, "*.safetensors", "*.safetensors.index.json"]
+UNWANTED = ["consolidated*", "*/*"]
 """The vendor's second copy of the weights, and all subfolders."""
+IN_FOLDERS = [name for name in READ if "/" in name]
 
 
 def resolve(model: str) -> Path:
@@ -28,16 +30,19 @@ def _download(model: str) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
+    download = huggingface_hub.snapshot_download
     try:
-        directory = huggingface_hub.snapshot_download(
-            model, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
+        # A snapshot's folder is named by its commit, so that both are of one.
+        commit = Path(download(model, allow_patterns=IN_FOLDERS)).name
+        directory = Path(
+            download(model, revision=commit, allow_patterns=WANTED, ignore_patterns=UNWANTED)
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(
             f"'{model}' is no local directory, and its download failed: {first_line(error)}",
             "check the name, the network and `hf auth login`, or pass a local directory",
         ) from None
-    return Path(directory)
+    return directory
 
 
 def recorded_sha256(file: Path) -> str | None:

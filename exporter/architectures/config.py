@@ -44,7 +44,8 @@ def require_readable(checkpoint: Checkpoint) -> Family:
         )
     family = family_of(named, model_type)
     quantization = read_quantization(config)
-    if quantization and quantization.kind not in family.quantized:
+    published = quantization is None or quantization.kind in family.quantized
+    if quantization and quantization.of_some_families and not published:
         raise UserError(
             f"the checkpoint is quantized by the method {quantization.kind}, which is not "
             f"supported with the architecture {named:.100}",

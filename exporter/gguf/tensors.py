@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file under the checkpoint's names, dequantized while they are read.
+"""The tensors of a GGUF file under the checkpoint's names: as integers, or as floats.
 
 Names come from the package `gguf`; what llama.cpp's converter did to values and rows is undone by
 transformers' processors. A tensor of plain floats that needs neither is read as it lies.
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from snapexport.errors import UserError
 from snapexport.exporter.gguf.header import BlockSizes, GgufHeader, StoredTensor
+from snapexport.exporter.gguf.integers import KINDS, GgufIntegers
 from snapexport.exporter.gguf.keys import ORIGINAL
 from snapexport.exporter.tensor_file import Calculated
 from snapexport.files.safetensors import TensorSpan
@@ -79,7 +80,7 @@ def rope_factors(header: GgufHeader) -> NDArray[np.float32] | None:
 
 def read_tensors(
     header: GgufHeader, config: "PretrainedConfig", parameters: Mapping[str, tuple[int, ...]]
-) -> dict[str, TensorSpan | GgufTensor]:
+) -> dict[str, TensorSpan | Calculated]:
     """The file's tensors, by the names of the model's parameters. Raises UserError.
 
     parameters: {name: shape} of the model.
@@ -127,7 +128,7 @@ def _processor(architecture: str, config: "PretrainedConfig") -> Any:
     return of_architecture(config=config.to_dict())
 
 
-def _tensor(file: Path, name: str, stored: StoredTensor, processor: Any) -> TensorSpan | GgufTensor:
+def _tensor(file: Path, name: str, stored: StoredTensor, processor: Any) -> TensorSpan | Calculated:
     _require_readable(file, name, stored)
     if len(stored.shape) == 1:
         vector = _dequantized(_raw(file, stored), stored.kind).reshape(-1)
@@ -139,6 +140,9 @@ def _tensor(file: Path, name: str, stored: StoredTensor, processor: Any) -> Tens
     dtype = _PLAIN.get(_kind_name(stored.kind))
     if dtype and not moved:
         return TensorSpan(file, stored.offset, stored.nbytes, dtype, stored.shape)
+    if (kind := KINDS.get(_kind_name(stored.kind))) and len(stored.shape) == 2:
+        _, nbytes = block_sizes()[stored.kind]
+        return GgufIntegers(file, name, stored, kind, nbytes, rows if moved else None)
     return GgufTensor(file, stored, rows=rows if moved else None)
 
 

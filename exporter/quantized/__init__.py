@@ -1,11 +1,10 @@
-"""Reads quantized checkpoints: tensors appear dequantized, calculated while they are read.
+"""Reads quantized checkpoints: as integers with their scales where those are exact, else as floats.
 
-Two kinds are known: mxfp4, in which gpt-oss has its experts, and fp8 with a scale for each block,
-in which DeepSeek-V3 and Qwen3 have their linear layers. Knows no architecture.
+`config.py` has the table of methods, each a file of its own. Knows no architecture.
 """
 
-from snapexport.exporter.quantized.config import Quantization, read_quantization
+from snapexport.exporter.quantized.config import read_quantization
 from snapexport.exporter.quantized.fp8 import Fp8Tensor
-from snapexport.exporter.quantized.tensors import dequantized
+from snapexport.exporter.quantized.quantization import Quantization
 
-__all__ = ["Fp8Tensor", "Quantization", "dequantized", "read_quantization"]
+__all__ = ["Fp8Tensor", "Quantization", "read_quantization"]

@@ -1,23 +1,100 @@
 """fp8 weights with a scale for each block of rows and columns, as DeepSeek-V3 stores them.
 
 w = q * s: q is float8_e4m3fn [N,K]; s [ceil(N/128), ceil(K/128)] is fp32, or a power of two in one
-byte (ue8m0). Blocks at the end of a row or column may be cut off.
+byte (ue8m0). Blocks at the end of a row or column may be cut off. One scale for a matrix, or for
+each row, is read as that of all blocks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import prod
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.errors import UserError
-from snapexport.exporter.quantized.rows import AGAIN, mapped, rows_of, steps, zeros
-from snapexport.exporter.tensor_file import Calculated
+from snapexport.exporter.quantized.parts import replaced
+from snapexport.exporter.quantized.quantization import (
+    AGAIN,
+    KEY,
+    ORIGINAL,
+    Quantization,
+    Spans,
+    require_names,
+    require_values,
+)
+from snapexport.exporter.quantized.rows import mapped, rows_of, steps, zeros
+from snapexport.exporter.tensor_file import Calculated, Tensor
 from snapexport.files.safetensors import TensorSpan
 
 _SCALE_TYPES = {"F32": np.float32, "F8_E8M0": ml_dtypes.float8_e8m0fnu, "BF16": ml_dtypes.bfloat16}
+_SCALE_TYPES |= {"F16": np.float16, "U8": ml_dtypes.float8_e8m0fnu}
+_SCALES = "_scale_inv"
+_LARGEST_BLOCK = 1 << 14
+WIDTH = 128
+"""Rows and columns of a block where a scale is of a whole matrix or row."""
+_NAMES = ("modules_to_not_convert", "ignored_layers")
+"""Lists of modules that are not quantized. Their tensors show it by their types."""
+_VALUES: Mapping[str, tuple[object, ...]] = {
+    "dequantize": (True, False),
+    "activation_scheme": ("dynamic", "static"),
+    "fmt": ("e4m3",),
+    "scale_fmt": ("float", "ue8m0"),
+    "expert_dtype": ("fp8",),
+    "modules_to_convert": (None,),
+}
+"""The values of further keys that don't change how weights are dequantized."""
+STATIC = (
+    "activations stay in the build's dtype: the checkpoint's scales of activations are not read"
+)
+
+
+@dataclass(frozen=True)
+class Fp8(Quantization):
+    """whole: whether a scale is of a whole matrix."""
+
+    block: tuple[int, int] = (WIDTH, WIDTH)
+    whole: bool = False
+    told: tuple[str, ...] = ()
+    kind = "fp8"
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "Fp8":
+        """Of quantization_config without its method. Raises UserError."""
+        for name in _NAMES:
+            require_names(name, given.pop(name, None))
+        size = given.pop("weight_block_size", [WIDTH, WIDTH])
+        block = (WIDTH, WIDTH) if size is None else block_size("weight_block_size", size)
+        require_values(cls.kind, given, _VALUES)
+        told = (STATIC,) if given.get("activation_scheme") == "static" else ()
+        return cls(block, size is None, told)
+
+    def tensors(self, stored: Spans) -> dict[str, Tensor]:
+        """`x` [N,K] and `x_scale_inv` become x [N,K]."""
+        found = replaced(stored, ("", _SCALES), self._tensor)
+        for name, tensor in found.items():
+            if isinstance(tensor, TensorSpan) and tensor.dtype == "F8_E4M3":
+                raise UserError(f"the tensor {name} is fp8 and has no {name}{_SCALES}", AGAIN)
+        return found
+
+    def _tensor(self, name: str, stored: TensorSpan, scales: TensorSpan) -> Tensor:
+        grid = (1, 1) if self.whole else None
+        return Fp8Tensor.of(name, stored, scales, self.block, grid)
+
+
+def block_size(name: str, value: object) -> tuple[int, int]:
+    """Rows and columns of a block. Raises UserError."""
+    if isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value):
+        rows, columns = value
+        if 1 <= rows <= _LARGEST_BLOCK and 1 <= columns <= _LARGEST_BLOCK:
+            return rows, columns
+    raise UserError(
+        f"{KEY}: {name} is {value!r:.100}, not two numbers from 1 to {_LARGEST_BLOCK}",
+        ORIGINAL,
+    )
 
 
 @dataclass(frozen=True)
@@ -32,20 +109,30 @@ class Fp8Tensor(Calculated):
 
     @classmethod
     def of(
-        cls, name: str, stored: TensorSpan, scales: TensorSpan, block: tuple[int, int]
+        cls,
+        name: str,
+        stored: TensorSpan,
+        scales: TensorSpan,
+        block: tuple[int, int],
+        grid: tuple[int, int] | None = None,
     ) -> "Fp8Tensor":
-        """Raises UserError for types and shapes that don't fit together."""
+        """Raises UserError for types and shapes that don't fit together.
+
+        grid: of scales where they are fewer than blocks, each of which has one all the same.
+        """
         if stored.dtype != "F8_E4M3" or scales.dtype not in _SCALE_TYPES:
             raise UserError(
                 f"the tensor {name} is stored as {stored.dtype} with scales as {scales.dtype}: "
                 f"fp8 weights are F8_E4M3, with scales as {', '.join(_SCALE_TYPES)}",
-                "start from the original checkpoint",
+                ORIGINAL,
             )
-        grid = tuple(-(-size // one) for size, one in zip(stored.shape, block, strict=False))
-        if len(stored.shape) != 2 or scales.shape != grid:
+        wanted = grid or tuple(-(-n // one) for n, one in zip(stored.shape, block, strict=False))
+        fits = prod(scales.shape) == 1 if wanted == (1, 1) else scales.shape == wanted
+        if len(stored.shape) != 2 or not fits:
+            of = f"of {list(wanted)}" if grid else f"one for each block of {list(block)}"
             raise UserError(
                 f"the tensor {name} has shape {list(stored.shape)} and scales "
-                f"{list(scales.shape)}, which are not one for each block of {list(block)}",
+                f"{list(scales.shape)}, which are not {of}",
                 AGAIN,
             )
         return cls(name, stored, scales, block)
@@ -69,15 +156,22 @@ class Fp8Tensor(Calculated):
             values *= of_rows.repeat(width, axis=1)[:, :columns]
             yield values.reshape(-1)
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Blocks of the rows and of the columns."""
+        (rows, columns), (height, width) = self.shape, self.block
+        return -(-rows // height), -(-columns // width)
+
     def factors(self) -> NDArray[np.float32]:
-        """The scales in fp32. Raises UserError for one that is no factor."""
+        """The scale of each block in fp32. Raises UserError for one that is no factor."""
         stored = mapped(self.scales).view(_SCALE_TYPES[self.scales.dtype])
-        factors: NDArray[np.float32] = stored.astype(np.float32).reshape(self.scales.shape)
+        shape = self.scales.shape if len(self.scales.shape) == 2 else (1, 1)
+        factors: NDArray[np.float32] = stored.astype(np.float32).reshape(shape)
         if not (np.isfinite(factors) & (factors >= 0)).all():
             raise UserError(
                 f"a scale of the tensor {self.name} is negative, NaN or infinite", AGAIN
             )
-        return factors
+        return np.broadcast_to(factors, self.grid)
 
 
 @cache

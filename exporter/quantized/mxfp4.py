@@ -8,18 +8,53 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.errors import UserError
-from snapexport.exporter.quantized.rows import AGAIN, mapped, rows_of, steps, zeros
-from snapexport.exporter.tensor_file import Calculated
+from snapexport.exporter.moved_weights import Swapped
+from snapexport.exporter.quantized.parts import replaced
+from snapexport.exporter.quantized.quantization import (
+    AGAIN,
+    ORIGINAL,
+    Quantization,
+    Spans,
+    require_names,
+    require_values,
+)
+from snapexport.exporter.quantized.rows import mapped, rows_of, steps, zeros
+from snapexport.exporter.tensor_file import Calculated, Tensor
 from snapexport.files.safetensors import TensorSpan
 
 BLOCK = 32
 _BIAS = 127
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True)
+class Mxfp4(Quantization):
+    """gpt-oss's experts: their names are only its own."""
+
+    kind = "mxfp4"
+    of_some_families = True
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "Mxfp4":
+        """Of quantization_config without its method. Raises UserError."""
+        for name in ("modules_to_not_convert", "ignored_layers"):
+            require_names(name, given.pop(name, None))
+        require_values(cls.kind, given, {"dequantize": (True, False)})
+        return cls()
+
+    def tensors(self, stored: Spans) -> dict[str, Tensor]:
+        """`x_blocks` [E,N,K/32,16] and `x_scales` [E,N,K/32] become x [E,K,N], as transformers'."""
+        return replaced(stored, ("_blocks", "_scales"), self._tensor)
+
+    @staticmethod
+    def _tensor(name: str, blocks: TensorSpan, scales: TensorSpan) -> Tensor:
+        return Swapped(Mxfp4Tensor.of(name, blocks, scales))
 
 
 @dataclass(frozen=True)
@@ -38,7 +73,7 @@ class Mxfp4Tensor(Calculated):
             raise UserError(
                 f"the blocks of the tensor {name} are stored as {packed.dtype}, its scales as "
                 f"{scales.dtype}: mxfp4 has both as U8",
-                "start from the original checkpoint",
+                ORIGINAL,
             )
         rank_fits = len(packed.shape) == 4 and packed.shape[-1] == BLOCK // 2
         if not rank_fits or scales.shape != packed.shape[:-1]:

@@ -10,7 +10,6 @@ from snapexport.exporter.tensor_file import hole
 from snapexport.files.copying import is_hole
 from snapexport.files.safetensors import TensorSpan
 
-AGAIN = "download the checkpoint again: the file is damaged or incomplete"
 _MOST = 1 << 22
 """Elements dequantized at a time: that takes several times their memory."""
 

@@ -16,8 +16,15 @@ from tokenizers import Tokenizer
 from snapexport.errors import UserError, needs_extra
 from snapexport.runtime.chat import template_files
 from snapexport.runtime.chat.end_token import Template, end_token
-from snapexport.runtime.chat.history import called, with_arguments, with_reasoning
-from snapexport.runtime.chat.parking_point import common_length, is_before_generation_prompt
+from snapexport.runtime.chat.history import (
+    ARGUMENT,
+    STYLES,
+    CallStyle,
+    called,
+    with_calls,
+    with_reasoning,
+)
+from snapexport.runtime.chat.parking_point import Tails, dropped, length_without
 from snapexport.runtime.requests.prompts import encode
 from snapexport.runtime.requests.request import SamplingParams
 
@@ -32,6 +39,8 @@ Ending = Literal["answer", "message", "text"]
 """How a prompt ends: where an answer begins, after the last message, or with its text."""
 
 _KEYS = ("role", "content")
+
+_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
 
 
 @dataclass(frozen=True)
@@ -85,11 +94,9 @@ class ChatPrompts:
         """Tokens of a prompt with which the next turn's begins; 0: with all of it, or with none."""
         if tools and self._with_tools:
             return self._with_tools.park_at(token_ids, messages, options, tools)
-        if not self._parks_before(json.dumps(options or {}, sort_keys=True, default=repr)):
-            return 0
-        text = self.text(messages, options, "message", tools)
-        length = common_length(token_ids, encode(text, self.tokenizer, False))
-        return length if length < len(token_ids) else 0
+        known = json.dumps(options or {}, sort_keys=True, default=repr)
+        tails = self._dropped(known, bool(tools))
+        return length_without(token_ids, tails.get(messages[-1]["role"], ()))
 
     @cached_property
     def _with_tools(self) -> "ChatPrompts | None":
@@ -98,14 +105,19 @@ class ChatPrompts:
         return replace(self, template=tool_use) if tool_use else None
 
     @cached_property
-    def _parks_before(self) -> Callable[[str], bool]:
-        """Whether rows are parked before the generation prompt, by options as JSON."""
+    def _dropped(self) -> Callable[[str, bool], Tails]:
+        """Tokens that the next turn leaves out, by options as JSON, and whether tools are given."""
 
         @lru_cache(maxsize=64)
-        def parks_before(options: str) -> bool:
-            return is_before_generation_prompt(self.template, json.loads(options))
+        def found(options: str, with_tools: bool) -> Tails:
+            given, tools = json.loads(options), [_TOOL] if with_tools else None
 
-        return parks_before
+            def render(messages: Conversation) -> str:
+                return self.template.render(messages, True, given, tools=tools)
+
+            return dropped(render, self.tokenizer, called(self._call_style))
+
+        return found
 
     def ending(self, params: SamplingParams) -> SamplingParams:
         """The same parameters, which end the answer at the template's end token too."""
@@ -140,27 +152,35 @@ class ChatPrompts:
         """The message as the template takes it.
 
         The role developer becomes system for a template that does not know developer. Reasoning
-        gets the template's name for it. Arguments of calls become objects, unless the template
-        joins them to texts.
+        gets the template's name for it. Calls are in the template's style.
         """
         message = with_reasoning(message, self.template.source)
         if message["role"] == "developer" and "developer" not in self.template.source:
             return {**message, "role": "system"}
         if not message.get("tool_calls"):
             return message
-        return with_arguments({"content": None, **message}, self._joins_arguments)
+        return with_calls(message, self._call_style)
 
     @cached_property
-    def _joins_arguments(self) -> bool:
-        """Whether the template takes arguments as a text alone, as DeepSeek V3's does."""
-        return not self._renders_call({"a": "b"}) and self._renders_call('{"a": "b"}')
+    def _call_style(self) -> CallStyle:
+        """The first style in which a call is shown, and no missing content as the text None.
 
-    def _renders_call(self, arguments: object) -> bool:
+        DeepSeek V3's template joins arguments to texts, and shows no call beside content. Qwen3's
+        refuses content that is null.
+        """
+        texts = [self._rendered(called(style)) for style in STYLES]
+        ranks = [
+            (not text, ARGUMENT not in text, text.count("None"), at)
+            for at, text in enumerate(texts)
+        ]
+        return STYLES[min(ranks)[-1]]
+
+    def _rendered(self, messages: Conversation) -> str:
+        """Of a conversation with a call; empty if the template refuses it."""
         try:
-            self.template.render(called(arguments), True)
+            return self.template.render(messages, True, tools=[_TOOL])
         except UserError:
-            return False
-        return True
+            return ""
 
     @cached_property
     def _end_token(self) -> int | None:

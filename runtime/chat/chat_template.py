@@ -1,23 +1,21 @@
 """Renders messages to a prompt's text by the checkpoint's chat template, as transformers does.
 
-Source of the names, filters and block rules: transformers' guide "Chat templates". Needs jinja2.
-Knows no model and no tokenizer.
+The names that it may use are in `environment`. Needs jinja2. Knows no model and no tokenizer.
 """
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
 from jinja2 import meta
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from snapexport.errors import UserError
 from snapexport.runtime.chat import template_files
+from snapexport.runtime.chat.environment import environment
 
 Message = Mapping[str, Any]
 
@@ -42,8 +40,9 @@ class ChatTemplate:
 
         options: values of names in `options`. is_complete: keep what follows the last message.
         """
-        known = {"messages": messages, "tools": tools, "documents": None, **self.special}
-        given = {**(options or {}), **known, "add_generation_prompt": add_generation_prompt}
+        known: dict[str, object] = {"messages": messages, "tools": tools, "documents": None}
+        known["add_generation_prompt"] = add_generation_prompt
+        given = {**self.special, **(options or {}), **known}
         try:
             text = self._template.render(given)
         except Exception as error:  # what a template does with a value of the wrong type, too
@@ -60,17 +59,22 @@ class ChatTemplate:
         """Raise UserError for a text that is no template."""
         try:
             _ = self._template, self.options
+            return
+        except jinja2.TemplateSyntaxError as error:
+            why = f"line {error.lineno}: {error.message}"
+        except SyntaxError as error:  # of the Python that jinja2 makes, such as a stray `break`
+            why = f"line {_line(self.source, error.lineno or 0)}: {error.msg}"
         except jinja2.TemplateError as error:
-            raise UserError(
-                f"the chat template cannot be read: {error}",
-                f"{template_files.COPY} again",
-            ) from None
+            why = str(error)
+        raise UserError(
+            f"the chat template cannot be read: {why}", f"{template_files.COPY} again"
+        ) from None
 
     @cached_property
     def options(self) -> frozenset[str]:
         """Optional names that the template reads, such as `enable_thinking`."""
         return frozenset(
-            self._names - template_files.GIVEN - self.special.keys() - _environment().globals.keys()
+            self._names - template_files.GIVEN - self.special.keys() - environment().globals.keys()
         )
 
     @property
@@ -80,11 +84,11 @@ class ChatTemplate:
 
     @cached_property
     def _names(self) -> set[str]:
-        return meta.find_undeclared_variables(_environment().parse(self.source))
+        return meta.find_undeclared_variables(environment().parse(self.source))
 
     @cached_property
     def _template(self) -> jinja2.Template:
-        return _environment().from_string(self.source)
+        return environment().from_string(self.source)
 
 
 def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
@@ -95,6 +99,13 @@ def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
     special = template_files.special_tokens(config)
     tool_use = template_files.read_tool_use(directory, config)
     return ChatTemplate(source, special, ChatTemplate(tool_use, special) if tool_use else None)
+
+
+def _line(source: str, line: int) -> int:
+    """The template's line from which a line of Python was made, by jinja2's own record."""
+    made = str(environment().compile(source, raw=True))
+    pairs = re.findall(r"([0-9]+)=([0-9]+)", made.rpartition("debug_info = ")[2])
+    return max((int(own) for own, other in pairs if int(other) <= line), default=1)
 
 
 def _open(text: str, last: str) -> str:
@@ -108,22 +119,3 @@ def _open(text: str, last: str) -> str:
     # Some templates keep the white space at its end, and then it is the model's to go on from.
     shown = last.lstrip() if text.startswith(last.lstrip(), at) else last.strip()
     return text[: at + len(shown)]
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """JSON without the HTML escapes of jinja2's own filter."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)

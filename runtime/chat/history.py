@@ -5,16 +5,31 @@ OpenAI's arguments are a JSON text; most templates take an object, as transforme
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of a message's reasoning: DeepSeek's, OpenRouter's and gpt-oss's."""
 
 
-def with_arguments(message: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
-    """The message, the arguments of whose calls are all texts, or objects where they can be."""
-    calls = [_call(call, as_text) for call in message["tool_calls"]]
-    return {**message, "tool_calls": calls}
+class CallStyle(NamedTuple):
+    """How a chat template takes a turn with calls.
+
+    content: of a turn that has none. as_text: whether arguments are a text, or an object.
+    """
+
+    content: str | None = None
+    as_text: bool = False
+
+
+STYLES = tuple(CallStyle(content, as_text) for content in (None, "") for as_text in (False, True))
+
+ARGUMENT = "the value of the argument"
+
+
+def with_calls(message: Mapping[str, Any], style: CallStyle) -> dict[str, Any]:
+    """The message with calls in this style; arguments become objects where they can be."""
+    calls = [_call(call, style.as_text) for call in message["tool_calls"]]
+    return {**message, "content": message.get("content") or style.content, "tool_calls": calls}
 
 
 def with_reasoning(message: Mapping[str, Any], template: str) -> Mapping[str, Any]:
@@ -51,12 +66,17 @@ def _parsed(text: str) -> Any:
     return value if isinstance(value, dict) else text
 
 
-def called(arguments: object) -> list[dict[str, Any]]:
-    """A short conversation with a call, to see what a template does with the arguments."""
-    function = {"name": "f", "arguments": arguments}
+def called(style: CallStyle) -> list[dict[str, Any]]:
+    """A short conversation with a call, to see what a template does with it."""
+    function = {"name": "f", "arguments": {"a": ARGUMENT}}
     call = {"id": "callcall1", "type": "function", "function": function}
     return [
-        {"role": "user", "content": "Call."},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "1", "tool_call_id": "callcall1", "name": "f"},
+        {"role": "user", "content": "This is what is asked for."},
+        with_calls({"role": "assistant", "tool_calls": [call]}, style),
+        {
+            "role": "tool",
+            "content": "This is the result.",
+            "tool_call_id": "callcall1",
+            "name": "f",
+        },
     ]

@@ -14,8 +14,8 @@ CONFIG = "tokenizer_config.json"
 """The special tokens' texts, and an older checkpoint's chat template."""
 FILE = "chat_template.jinja"
 """The chat template of newer checkpoints, outside of tokenizer_config.json."""
-TOOL_USE = "tool_use"
-"""The name of a template that transformers takes in place of the default where tools are given."""
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""Names of templates: the second is taken in place of the first where tools are given."""
 TOOL_USE_FILE = f"additional_chat_templates/{TOOL_USE}.jinja"
 COPY = f"copy {FILE} (or the {CONFIG} that holds it) from the checkpoint"
 
@@ -53,7 +53,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG
     if not os.path.lexists(path):
         return {}
-    return read_object(path, CONFIG_BYTES, _HINT, links=False)
+    return read_object(path, CONFIG_BYTES, _HINT, links=False, lenient=True)
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -66,11 +66,13 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
-def named_template(config: Mapping[str, Any], name: str = "default") -> str | None:
+def named_template(config: Mapping[str, Any], name: str = DEFAULT) -> str | None:
     """The template of a name in a tokenizer_config.json, where a single one is the default."""
     value = config.get("chat_template")
+    if isinstance(value, dict):
+        value = [{"name": key, "template": text} for key, text in value.items()]
     if not isinstance(value, list):
-        return value if isinstance(value, str) and name == "default" else None
+        return value if isinstance(value, str) and name == DEFAULT else None
     named = [entry.get("template") for entry in value if _is_named(entry, name)]
     return named[-1] if named and isinstance(named[-1], str) else None
 

@@ -34,7 +34,9 @@ def served_sampling(directory: Path) -> dict[str, float]:
 
 def _config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG
-    return read_object(path, CONFIG_BYTES, _HINT, links=False) if os.path.lexists(path) else {}
+    if not os.path.lexists(path):
+        return {}
+    return read_object(path, CONFIG_BYTES, _HINT, links=False, lenient=True)
 
 
 def _fields(directory: Path, config: Mapping[str, Any]) -> dict[str, float]:

@@ -28,6 +28,8 @@ class StructuredOutputs:
 
     within: a Lark grammar in which `@form` stands for the form, such as for reasoning before it.
 
+    writes_json: of a grammar: its numbers are bounded as those of `json` are.
+
     lenient: ignore what a schema says that can't be enforced, where it is refused otherwise. An
     answer may then violate it.
 
@@ -42,6 +44,7 @@ class StructuredOutputs:
     json_object: bool = False
     lenient: bool = False
     within: str | None = None
+    writes_json: bool = False
 
     def __post_init__(self) -> None:
         given = [name for name in NAMES if getattr(self, name) not in (None, False)]
@@ -68,6 +71,11 @@ class StructuredOutputs:
                 f"give an object with one of {', '.join(NAMES)}",
             )
         return cls(**given)
+
+    @property
+    def has_json(self) -> bool:
+        """Whether the digits of its numbers are bounded."""
+        return self.writes_json or self.source[0] == "json"
 
     @property
     def source(self) -> tuple[Kind, str]:

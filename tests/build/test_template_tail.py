@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from snapexport.build.options import BuildOptions
 from snapexport.build.template_tail import template_tail
 from snapexport.contract.vote import DEFAULT_L_OBS
+from snapexport.errors import UserError
 from snapexport.vault import CHECKPOINT
 from tests.measure.eval.test_systems import model
 
@@ -27,14 +28,40 @@ def test_the_tail_is_counted_in_tokens() -> None:
         assert template_tail({"tokenizer.json": TOKENIZER, **texts}) == wanted
 
 
-@pytest.mark.parametrize(
-    "template", ["{{ broken", "{{ raise_exception('no user') }}", "a constant", "{% endif %}"]
-)
+@pytest.mark.parametrize("template", ["{{ raise_exception('no user') }}", "a constant"])
 def test_a_template_without_a_readable_tail_has_none(template: str) -> None:
     texts = {"tokenizer.json": TOKENIZER, "chat_template.jinja": template.encode()}
     assert template_tail(texts) == 0
     assert template_tail({"chat_template.jinja": TEMPLATE.encode()}) == 0
     assert template_tail({"tokenizer.json": TOKENIZER}) == 0
+
+
+BROKEN = "ok\n{% for m in messages %}\n{% nothing %}"
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {"chat_template.jinja": BROKEN},
+        {"chat_template.jinja": TEMPLATE, "additional_chat_templates/tool_use.jinja": BROKEN},
+        {"tokenizer_config.json": json.dumps({"chat_template": BROKEN})},
+        {
+            "tokenizer_config.json": json.dumps(
+                {"chat_template": [{"name": "tool_use", "template": BROKEN}]}
+            )
+        },
+    ],
+    ids=["file", "file for tools", "config", "named in the config"],
+)
+@pytest.mark.parametrize(
+    ("source", "hint"), [("m", "move it out"), ("m.gguf", "gguf-new-metadata")]
+)
+def test_a_template_that_nobody_can_read_is_told_with_its_line(
+    texts: dict[str, str], source: str, hint: str
+) -> None:
+    with pytest.raises(UserError, match="line 3: Encountered unknown tag 'nothing'") as error:
+        template_tail({name: text.encode() for name, text in texts.items()}, Path(source))
+    assert hint in error.value.hint
 
 
 def window(tail: int, **choices: Any) -> int:

@@ -66,6 +66,23 @@ def test_every_bounded_field_is_refused_as_a_text(mine: Path, field: str) -> Non
 
 
 @pytest.mark.parametrize(
+    "value", ["Infinity", "-Infinity", "NaN", "1e999", "9" * 4000, '"\\u0000"']
+)
+def test_number_in_a_field_that_nobody_reads_may_be_anything(mine: Path, value: str) -> None:
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        text = (mine / name).read_text() if (mine / name).exists() else "{}"
+        fields = text.rstrip().removesuffix("}").rstrip() or "{"
+        comma = "" if fields.endswith("{") else ","
+        (mine / name).write_text(f'\ufeff{fields}{comma} "unread": {value}}}')
+    resolve(mine)
+
+
+def test_nan_in_a_field_that_is_read_is_refused_by_name(mine: Path) -> None:
+    change(mine, rms_norm_eps=float("nan"))
+    assert "rms_norm_eps is nan" in refused(mine)
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads"),

@@ -16,7 +16,9 @@ from snapexport.errors import UserError
 from snapexport.exporter.architectures import require_readable
 from snapexport.exporter.moved_weights import swapped
 from snapexport.exporter.opening import open_checkpoint
-from snapexport.exporter.quantized import Quantization, dequantized, read_quantization
+from snapexport.exporter.quantized import Fp8Tensor, Quantization, read_quantization
+from snapexport.exporter.quantized.fp8 import Fp8
+from snapexport.exporter.quantized.mxfp4 import Mxfp4
 from snapexport.exporter.tensor_file import Tensor, blocks
 from snapexport.files.safetensors import read_header
 from tests.exporter.quantized_files import (
@@ -36,7 +38,7 @@ from tests.oracle import checkpoints
 
 pytestmark = pytest.mark.slow
 
-MXFP4 = Quantization("mxfp4")
+MXFP4 = Mxfp4()
 
 
 def read(tensor: Tensor, multiple: int = 1, most: int = 1 << 20) -> np.ndarray[Any, Any]:
@@ -46,7 +48,7 @@ def read(tensor: Tensor, multiple: int = 1, most: int = 1 << 20) -> np.ndarray[A
 
 def opened(file: Path, quantization: Quantization, **tensors: torch.Tensor) -> dict[str, Tensor]:
     save_file(tensors, file)
-    return dequantized(read_header(file), quantization)
+    return quantization.tensors(read_header(file))
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +121,7 @@ def test_fp8_blocks_are_cut_off_at_the_ends_of_rows_and_columns(
     quantized, scales = to_fp8(weight, 16)
     (tensor,) = opened(
         tmp_path / "x.safetensors",
-        Quantization("fp8", (16, 16)),
+        Fp8((16, 16)),
         w=quantized,
         w_scale_inv=scales,
     ).values()
@@ -131,9 +133,7 @@ def test_fp8_blocks_are_cut_off_at_the_ends_of_rows_and_columns(
 def test_fp8_scales_may_be_powers_of_two_in_a_byte(tmp_path: Path) -> None:
     quantized, _ = to_fp8(torch.randn(32, 32, generator=torch.Generator().manual_seed(0)))
     scales = torch.tensor([[120, 127], [130, 1]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
-    tensors = opened(
-        tmp_path / "x.safetensors", Quantization("fp8", (16, 16)), w=quantized, w_scale_inv=scales
-    )
+    tensors = opened(tmp_path / "x.safetensors", Fp8((16, 16)), w=quantized, w_scale_inv=scales)
     assert np.array_equal(read(tensors["w"]), by_transformers(quantized, scales, "fp32").numpy())
 
 
@@ -157,6 +157,7 @@ def test_mxfp4_rounded_to_16_bits_equals_transformers(tmp_path: Path, dtype: str
     assert torch.equal(got, convert_moe_packed_tensors(packed, scales, dtype=DTYPES[dtype]))
 
 
+WHOLE = {"weight_block_size": None, "activation_scheme": "static"}
 Edit = Callable[[Path], object]
 SCALE = "layers.0.self_attn.q_proj.weight_scale_inv"
 GRID = torch.ones(8, 4)
@@ -176,17 +177,17 @@ REFUSED: dict[str, tuple[Edit, str]] = {
         lambda m: edit_tensors(m, **{SCALE: GRID.index_fill(0, torch.tensor(7), torch.inf)}),
         "negative, NaN or infinite",
     ),
-    "another method": (lambda m: edit_quantization(m, quant_method="gptq"), "method 'gptq'"),
+    "another method": (lambda m: edit_quantization(m, quant_method="aqlm"), "method 'aqlm'"),
     "a method that is no text": (lambda m: edit_quantization(m, quant_method=["fp8"]), "method"),
     "a method of other families": (
         lambda m: edit_quantization(m, quant_method="mxfp4", weight_block_size=None),
         "mxfp4",
     ),
-    "no blocks": (lambda m: edit_quantization(m, weight_block_size=None), "weight_block_size"),
+    "one scale": (lambda m: edit_quantization(m, weight_block_size=None), r"not of \[1, 1\]"),
     "blocks of 0": (lambda m: edit_quantization(m, weight_block_size=[0, 16]), "weight_block_size"),
-    "scaled activations": (
-        lambda m: edit_quantization(m, activation_scheme="static"),
-        "activation_scheme 'static'",
+    "an unknown scheme": (
+        lambda m: edit_quantization(m, activation_scheme="other"),
+        "activation_scheme 'other'",
     ),
     "an unknown key": (lambda m: edit_quantization(m, group_size=4), "unknown key 'group_size'"),
     "names that are numbers": (
@@ -257,7 +258,22 @@ def test_a_config_without_quantization_has_none() -> None:
     )
 
 
-def test_fp8_is_refused_for_families_that_are_not_published_in_it(tmp_path: Path) -> None:
-    model = quantize_to_fp8(checkpoints.make("llama", tmp_path / "m"))
-    with pytest.raises(UserError, match="fp8, which is not supported with the architecture Llama"):
+def test_mxfp4_is_refused_for_families_that_are_not_published_in_it(tmp_path: Path) -> None:
+    model = checkpoints.make("llama", tmp_path / "m")
+    edit_quantization(model, quant_method="mxfp4")
+    with pytest.raises(UserError, match="mxfp4, which is not supported with the architecture"):
         require_readable(open_checkpoint(model))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_one_fp8_scale_of_a_matrix_is_that_of_all_its_blocks(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    weight = torch.randn(140, 200, generator=torch.Generator().manual_seed(0))
+    quantized, scale = weight.to(torch.float8_e4m3fn), torch.full(shape, 0.25)
+    whole = read_quantization({"quantization_config": {"quant_method": "fp8", **WHOLE}})
+    assert whole is not None and len(whole.told) == 1
+    tensors = opened(tmp_path / "x.safetensors", whole, w=quantized, w_scale_inv=scale)
+    assert np.array_equal(read(tensors["w"]), (quantized.float() * 0.25).numpy())
+    factors = tensors["w"]
+    assert isinstance(factors, Fp8Tensor) and factors.factors().shape == (2, 2)

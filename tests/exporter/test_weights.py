@@ -2,14 +2,18 @@
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
 from snapexport.build import build
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
+from snapexport.exporter.checkpoint import SHARD_INDEX
+from snapexport.exporter.text_files import COPIED, READ
 from tests.oracle import cases, checkpoints
 
 
@@ -156,20 +160,27 @@ def test_downloaded_hash_is_trusted_only_for_an_unmodified_file(
     assert (weights.sha256 == "cd" * 32) is trusted
 
 
-def test_hub_download_skips_duplicate_weight_files(
+def test_hub_download_takes_what_a_build_copies_and_no_duplicate_weights(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    download = {}
+    downloads = []
 
-    def snapshot_download(model: str, **patterns: list[str]) -> str:
-        download.update(patterns, model=model)
+    def snapshot_download(model: str, **given: Any) -> str:
+        downloads.append(given | {"model": model})
         return str(checkpoint)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     build("owner/name", tmp_path / "b", L_max=32)
-    assert download["model"] == "owner/name"
-    assert "*.safetensors" in download["allow_patterns"]
-    assert "consolidated*" in download["ignore_patterns"]
+    assert {one["model"] for one in downloads} == {"owner/name"}
+    assert downloads[1]["revision"] == checkpoint.name
+    wanted = [*READ, "tokenizer.model", "tekken.json", SHARD_INDEX, "model-00001-of-2.safetensors"]
+    others = ["consolidated.safetensors", "original/params.json", "pytorch_model.bin", "a.gguf"]
+    others += ["onnx/model.onnx", "vae/model.safetensors", "modeling_x.py", "README.md"]
+    fetched = set()
+    for one in downloads:
+        patterns = {name: one.get(name) for name in ("allow_patterns", "ignore_patterns")}
+        fetched |= set(filter_repo_objects([*wanted, *others], **patterns))
+    assert fetched == set(wanted) > set(COPIED)
 
 
 def test_verify_weights_finds_a_changed_byte(checkpoint: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from snapexport.errors import UserError
 from snapexport.runtime.arrays import Floats
+from snapexport.runtime.requests.grammars.digits import Digits, Run, has_other
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -29,23 +30,29 @@ _BIAS = np.where(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grammar:
-    """matcher: at the beginning. vocab_size: of the logits. end: a token that is never sampled."""
+    """matcher: at the beginning. vocab_size: of the logits. end: a token that is never sampled.
+
+    digits: of the vocabulary, where numbers are bounded.
+    """
 
     matcher: "LLMatcher"
     vocab_size: int
     end: int
+    digits: Digits | None = None
 
     def begin(self) -> "Place":
         """The place of a new answer."""
-        return Place(self.matcher.deep_copy(), self.vocab_size, self.end)
+        return Place(self)
 
 
 class Place:
     """What may follow the tokens so far, leaving out the tokens that end an answer."""
 
-    def __init__(self, matcher: "LLMatcher", vocab_size: int, end: int) -> None:
-        self._matcher, self._vocab_size, self._end = matcher, vocab_size, end
-        self._mask = self._next()
+    def __init__(self, grammar: Grammar) -> None:
+        self._matcher, self._vocab_size = grammar.matcher.deep_copy(), grammar.vocab_size
+        self._end, self._digits = grammar.end, grammar.digits
+        self._run = Run(grammar.digits, self._exits) if grammar.digits else None
+        self._mask = self._next(self._matcher)
 
     @property
     def may_end(self) -> bool:
@@ -65,13 +72,23 @@ class Place:
     def take(self, token: int) -> None:
         """Go on by an allowed token. Raises GrammarError."""
         self._matcher.consume_token(token)
-        self._mask = self._next()
+        self._mask = self._next(self._matcher)
+        if self._run:
+            self._run.take(token)
+            self._mask = self._run.bounded(self._mask, self.may_end)
 
-    def _next(self) -> NDArray[np.uint8]:
+    def _exits(self, token: int) -> bool:
+        """Whether other than digits, or nothing, may follow this token."""
+        assert self._digits, "a run has them"
+        after = self._matcher.deep_copy()
+        after.consume_token(token)
+        return after.is_accepting() or has_other(self._digits, self._next(after))
+
+    def _next(self, matcher: "LLMatcher") -> NDArray[np.uint8]:
         """A bit for each token."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8).copy()
-        if self._matcher.is_error():
-            raise GrammarError(self._matcher.get_error())
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8).copy()
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error())
         mask[self._end // 8] &= ~(1 << self._end % 8) & 0xFF
         whole, rest = divmod(self._vocab_size, 8)
         if len(mask) > whole:  # tokens that have no logit

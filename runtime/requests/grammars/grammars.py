@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from snapexport.errors import UserError, needs_extra
 from snapexport.runtime.confined import Confined, Pool
+from snapexport.runtime.requests.grammars.digits import Digits
 from snapexport.runtime.requests.grammars.grammar import Grammar
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 
@@ -26,6 +27,7 @@ MOST_KEPT = 64
 class _Opened:
     tokenizer: "LLTokenizer"
     end: int
+    digits: Digits
     trials: Pool
 
 
@@ -60,7 +62,8 @@ class Grammars:
         if outputs.within:  # the trial was of the form itself, which text before it would put off
             text = library.embedded(outputs.within, text)
         matcher = library.matcher_of(opened.tokenizer, text)
-        grammar = Grammar(matcher, self._vocab_size, opened.end)
+        digits = opened.digits if outputs.has_json else None
+        grammar = Grammar(matcher, self._vocab_size, opened.end, digits)
         if grammar.begin().must_end:
             raise library.refused("no text follows it")
         return grammar
@@ -90,4 +93,6 @@ class Grammars:
             "structured_outputs can't be compiled",
             "simplify it",
         )
-        return _Opened(vocabulary.open(), vocabulary.end, Pool(trial))
+        opened = vocabulary.open()
+        texts = [opened.decode_bytes([token]) for token in range(opened.vocab_size)]
+        return _Opened(opened, vocabulary.end, Digits.of(texts), Pool(trial))

@@ -4,6 +4,7 @@ Checkpoints, builds, tokenizers and templates go through it. A FIFO, a device or
 their place is refused before a byte is read. Knows no format beyond JSON.
 """
 
+import codecs
 import errno
 import json
 import math
@@ -75,22 +76,26 @@ def read_text(path: Path, most: int, hint: str, *, links: bool = True) -> str:
     return decoded(read_bytes(path, most, hint, links=links), path, hint)
 
 
-def read_object(path: Path, most: int, hint: str, *, links: bool = True) -> dict[str, Any]:
+def read_object(
+    path: Path, most: int, hint: str, *, links: bool = True, lenient: bool = False
+) -> dict[str, Any]:
     """The JSON object that a file holds. Raises as `open_regular`."""
-    return parse_object(read_bytes(path, most, hint, links=links), path, hint)
+    return parse_object(read_bytes(path, most, hint, links=links), path, hint, lenient=lenient)
 
 
-def parse_object(raw: bytes, name: object, hint: str) -> dict[str, Any]:
-    """A JSON object without repeated keys, NaN, infinities, lone surrogates or deep nesting.
+def parse_object(raw: bytes, name: object, hint: str, *, lenient: bool = False) -> dict[str, Any]:
+    """A JSON object without repeated keys, lone surrogates or deep nesting.
 
-    name: of the text, for messages. Raises UserError.
+    name: of the text, for messages. lenient: it may have NaN, infinities and a byte order mark, as
+    checkpoints' files do: whoever reads a number judges it. Raises UserError.
     """
+    numbers: dict[str, Any] = {"parse_constant": _refuse_constant, "parse_float": _finite}
+    raw = raw.removeprefix(codecs.BOM_UTF8) if lenient else raw
     try:
         value = json.loads(
             decoded(raw, name, hint),
             object_pairs_hook=_without_duplicates,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
+            **({} if lenient else numbers),
         )
     except RecursionError:
         raise UserError(f"{name} is nested too deeply", hint) from None

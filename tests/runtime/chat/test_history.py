@@ -40,8 +40,27 @@ def test_arguments_that_are_no_object_stay_a_text() -> None:
     assert text(AS_JSON, called("{'a'")) == "\"{'a'\""
 
 
-def test_a_call_without_content_has_content_none() -> None:
-    assert text("{# tool_calls #}{{ messages[0].content is none }}", called("{}")) == "True"
+NULL = "{% if m.content is none %}" + PAIRS + "{% endif %}"
+TEXT = "{% if '>' in m.content %}{% endif %}" + PAIRS
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        NULL,  # DeepSeek V3
+        TEXT,  # Qwen3, QwQ, gpt-oss
+        PAIRS + "{{ m.content }}",  # Command R+
+        PAIRS + "{{ m.content[0] or '' }}",  # Devstral
+    ],
+)
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}], ids=repr)
+def test_a_call_without_content_is_shown_by_every_template(shown: str, content: Any) -> None:
+    assert text(CALLS + shown + END, {**called({"a": "é"}), **content}) == "a=é"
+
+
+def test_content_beside_a_call_is_kept() -> None:
+    turn = {**called("{}"), "content": "Now."}
+    assert text("{# tool_calls #}{{ messages[0].content }}", turn) == "Now."
 
 
 @pytest.mark.parametrize("given", ["reasoning_content", "reasoning", "thinking"])

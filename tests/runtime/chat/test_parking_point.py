@@ -1,10 +1,12 @@
 """A turn goes on from the text before the generation prompt, where no more of it is in the next."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from snapexport import LLM, SamplingParams
+from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.requests.request import Request
@@ -22,15 +24,24 @@ THINKS = (
     "{% if add_generation_prompt %}[assistant]"
     "{% if thinks is not defined or not thinks %}<think></think>{% endif %}{% endif %}"
 )
-ASKED = [{"role": "user", "content": "Hello"}]
+SAME_TURN = "{% if add_generation_prompt and messages[-1].role != 'tool' %}[assistant]{% endif %}"
+RESULTS = (  # an answer goes on behind a call's result, but the prompt says [assistant] once more
+    "{% for m in messages %}"
+    "{% if m.role != 'assistant' or messages[loop.index0 - 1].role != 'tool' %}[{{ m.role }}]"
+    "{% endif %}{{ m.content }}{% endfor %}"
+)
+ASKED = {"role": "user", "content": "Hello"}
+RESULT = {"role": "tool", "content": "sunny"}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
 
 
 @pytest.mark.parametrize(
     ("source", "options", "parked"),
     [
         (TURNS + ANSWER, {}, None),
-        (TURNS + THINKS, {}, "[user]Hello"),
+        (TURNS + THINKS, {}, "[user]Hello[assistant]"),
         (TURNS + THINKS, {"thinks": True}, None),
+        (TURNS + "[assistant]<think></think>", {}, "[user]Hello[assistant]"),
         ("{{ messages | length }}" + TURNS + THINKS, {}, None),  # no turn begins the next
         ("{{ raise_exception('no') }}", {}, None),
     ],
@@ -38,10 +49,41 @@ ASKED = [{"role": "user", "content": "Hello"}]
 def test_row_is_parked_where_the_next_turn_still_begins_with_it(
     source: str, options: dict[str, bool], parked: str | None
 ) -> None:
+    assert parked_text(source, [ASKED], options) == parked
+
+
+@pytest.mark.parametrize(
+    ("source", "parked"),
+    [
+        (RESULTS + ANSWER, "[user]Hello[assistant][tool]sunny"),
+        (RESULTS + SAME_TURN, None),
+        (TURNS + ANSWER, None),
+        (TURNS + THINKS, "[user]Hello[assistant][tool]sunny[assistant]"),
+    ],
+)
+def test_row_behind_the_result_of_a_call_is_parked_where_answers_follow(
+    source: str, parked: str | None
+) -> None:
+    source = "{# tools tool_calls #}{% set _ = tools %}" + source
+    assert parked_text(source, [ASKED, CALL, RESULT], {}) == parked
+
+
+def test_row_is_parked_before_what_a_call_takes_the_place_of() -> None:
+    """The line break behind [assistant] belongs to the answer, of which a call is one."""
+    calls = "{% if m.tool_calls %}call{% elif m.role == 'assistant' %}\n{% endif %}"
+    source = TURNS.replace("{{ m.content }}", calls + "{{ m.content or '' }}") + ANSWER
+    assert parked_text(source + "{{ '\n' }}", [ASKED], {}) == "[user]Hello[assistant]"
+
+
+def parked_text(source: str, messages: list[Any], options: dict[str, bool]) -> str | None:
+    """What is parked of a prompt, if it is not the whole."""
     chats = ChatPrompts(byte_level(), ChatTemplate(source, {}), frozenset())
-    ids = byte_level().encode("[user]Hello[assistant]<think></think>").ids
-    expected = len(byte_level().encode(parked).ids) if parked else 0
-    assert chats.park_at(ids, ASKED, options) == expected
+    try:
+        ids = chats.token_ids(messages, options)
+    except UserError:
+        ids = [1, 2, 3]
+    length = chats.park_at(ids, messages, options)
+    return byte_level().decode(ids[:length]) if length else None
 
 
 def model(rows: int = 2) -> LLM:

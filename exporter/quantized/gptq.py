@@ -1,0 +1,187 @@
+"""GPTQ's weights as GPTQModel and AutoGPTQ store them: packed along the columns of [K,N].
+
+x.qweight int32 [K*bits/32,N], x.qzeros int32 [groups,N*bits/32], x.scales [groups,N], and x.g_idx
+int32 [K], the group of each row of [K,N]. Version 1 stores a zero less one.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.errors import UserError
+from snapexport.exporter.quantized.groups import Floats, Groups
+from snapexport.exporter.quantized.packed import unpacked, words_for
+from snapexport.exporter.quantized.parts import (
+    FLOATS,
+    array,
+    by_stem,
+    require,
+    require_matrix,
+)
+from snapexport.exporter.quantized.quantization import (
+    AGAIN,
+    KEY,
+    ORIGINAL,
+    Quantization,
+    Spans,
+    group_size,
+    numbers,
+    require_names,
+    require_value,
+    require_values,
+)
+from snapexport.exporter.quantized.transposed import Transposed
+from snapexport.exporter.tensor_file import Tensor
+from snapexport.files.safetensors import TensorSpan
+
+_BITS = (2, 3, 4, 8)
+_FORMATS = ("gptq", "gptq_v2")
+_VALUES: dict[str, tuple[object, ...]] = {
+    "is_marlin_format": (False, None),
+    "pack_dtype": ("int32",),
+    "planar": (False, None),
+    "adapter": (None,),
+    "rotation": (None,),
+    "method": ("gptq",),
+}
+_NEUTRAL = (
+    *("desc_act", "sym", "lm_head", "static_groups", "true_sequential", "act_group_aware", "meta"),
+    *("damp_percent", "damp_auto_increment", "mse", "tokenizer", "dataset", "batch_size"),
+    *("block_name_to_quantize", "module_name_preceding_first_block", "cache_block_outputs"),
+    *("model_seqlen", "pad_token_id", "max_input_length", "modules_in_block_to_quantize"),
+    *("backend", "exllama_config", "use_exllama", "disable_exllama", "use_cuda_fp16"),
+    *("model_name_or_path", "model_file_base_name", "quant_method", "parallel_packing"),
+)
+"""Keys about kernels and about how the weights were quantized, or that the tensors tell."""
+
+
+@dataclass(frozen=True)
+class Gptq(Quantization):
+    """less_one: what stored zeros lack."""
+
+    bits: int
+    group: int | None
+    less_one: bool
+    dynamic: bool = False
+    kind = "gptq"
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "Gptq":
+        """Of quantization_config without its method. Raises UserError."""
+        formats = {given.pop(name, None) for name in ("checkpoint_format", "format")} - {None}
+        for name in formats:
+            require_value("checkpoint_format", name, _FORMATS)
+        if len(formats) > 1:
+            raise UserError(f"{KEY} has two formats: {', '.join(sorted(formats))}", ORIGINAL)
+        require_names("modules_to_not_convert", given.pop("modules_to_not_convert", None))
+        bits = numbers("bits", given.pop("bits", None), _BITS)
+        group = group_size(given.pop("group_size", 128))
+        dynamic = _dynamic(given.pop("dynamic", None))
+        require_values(cls.kind, given, _VALUES, _NEUTRAL)
+        return cls(bits, group, formats != {"gptq_v2"}, dynamic)
+
+    def tensors(self, stored: Spans) -> dict[str, Tensor]:
+        """With x.weight in the place of its parts."""
+        found, others = by_stem(stored, ("qweight", "qzeros", "scales"), ("g_idx",))
+        made: dict[str, Tensor] = {**others}
+        for stem, parts in found.items():
+            made[f"{stem}.weight"] = self._weight(stem, parts)
+        return made
+
+    def _weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
+        packed, rows = require_matrix(f"{stem}.qweight", parts["qweight"])
+        columns, bits = packed * 32 // self.bits, self.bits
+        g_idx = parts.get("g_idx")
+        if g_idx is not None and len(g_idx.shape) == 1 and g_idx.nbytes:
+            (columns,) = g_idx.shape
+            bits = self._bits(packed, columns)
+        groups = self._groups(columns, parts["scales"])
+        require(f"{stem}.qweight", parts["qweight"], ("I32",), (words_for(columns, bits), rows))
+        zeros = groups.count, words_for(rows, bits)
+        require(f"{stem}.qzeros", parts["qzeros"], ("I32",), zeros)
+        require(f"{stem}.scales", parts["scales"], FLOATS, (groups.count, rows))
+        if g_idx is not None:
+            require(f"{stem}.g_idx", g_idx, ("I32", "I64"), (columns,))
+        weight = GptqWeight(
+            f"{stem}.weight",
+            rows,
+            groups,
+            bits,
+            parts["qweight"],
+            parts["qzeros"],
+            parts["scales"],
+            g_idx,
+            self.less_one,
+        )
+        return weight if groups.are_blocks else Floats(weight)
+
+    def _bits(self, packed: int, columns: int) -> int:
+        """Those of a matrix, which `dynamic` may give others than the rest."""
+        if self.dynamic:
+            for bits in _BITS:
+                if words_for(columns, bits) == packed:
+                    return bits
+        return self.bits
+
+    def _groups(self, columns: int, scales: TensorSpan) -> Groups:
+        groups = Groups(columns, min(self.group or columns, columns))
+        found = scales.shape[0] if scales.shape else 0
+        if self.dynamic and found and found != groups.count and columns % found == 0:
+            return Groups(columns, columns // found)
+        return groups
+
+
+def _dynamic(value: object) -> bool:
+    """Whether some modules are quantized otherwise: their tensors tell how, or that they aren't."""
+    if value is None:
+        return False
+    if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
+        raise UserError(f"{KEY}: dynamic is no table of modules", "correct config.json")
+    for of_modules in value.values():
+        require_values("gptq", of_modules, {}, ("bits", "group_size", "desc_act", "sym", *_NEUTRAL))
+    return bool(value)
+
+
+@dataclass(frozen=True, eq=False)
+class GptqWeight(Transposed):
+    """A matrix whose integers are packed along [K,N]'s columns. g_idx: None: groups in order."""
+
+    g_idx: TensorSpan | None
+    less_one: bool
+
+    @cached_property
+    def _order(self) -> NDArray[np.int64] | None:
+        if self.g_idx is None:
+            return None
+        of_columns = np.asarray(array(self.g_idx)).astype(np.int64)
+        order = np.argsort(of_columns, kind="stable")
+        in_order = np.arange(len(of_columns)) // self.groups.size
+        if not np.array_equal(of_columns[order], in_order):
+            raise UserError(
+                f"g_idx of the tensor {self.name} does not give each of its {self.groups.count} "
+                f"groups {self.groups.size} columns",
+                AGAIN,
+            )
+        return None if np.array_equal(of_columns, in_order) else order
+
+    @property
+    def order(self) -> NDArray[np.int64] | None:
+        """The weight's column for each column of q; None: as they lie."""
+        return self._order
+
+    def _integers(self, start: int, end: int) -> NDArray[np.uint8]:
+        words = array(self.weights)[:, start:end].T
+        return unpacked(words, self.bits, self.groups.columns)
+
+    def _zeros(self, start: int, end: int) -> NDArray[np.uint8]:
+        first, last = start * self.bits // 32, words_for(end, self.bits)
+        stored = np.ascontiguousarray(array(self.zeros)[:, first:last])
+        if self.less_one and 8 % self.bits == 0:  # a borrow went on into the next zero
+            stored = stored + np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1))
+        found = unpacked(stored, self.bits, end - start)
+        if self.less_one and 8 % self.bits:
+            found = (found + np.uint8(1)) & np.uint8((1 << self.bits) - 1)
+        return np.ascontiguousarray(found.T)

@@ -1,0 +1,88 @@
+"""Random weights of small integers, and their parts as the quantized formats store them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+Arrays = dict[str, NDArray[Any]]
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def packed(values: NDArray[Any], bits: int) -> NDArray[np.int32]:
+    """Integers [n,K] as words [n,ceil(K * bits / 32)], from the lowest bit on."""
+    stream = (values[..., None] >> np.arange(bits)) & 1
+    flat = stream.reshape(len(values), -1).astype(np.uint8)
+    padded = np.pad(flat, ((0, 0), (0, -flat.shape[1] % 32)))
+    return np.packbits(padded, axis=1, bitorder="little").view(np.int32)
+
+
+class Weight:
+    """Random integers [N,K] with zeros and scales [N,groups]."""
+
+    def __init__(
+        self, rows: int, columns: int, group: int, bits: int, *, sym: bool = False, seed: int = 0
+    ) -> None:
+        rng, self.bits = np.random.default_rng(seed), bits
+        count = -(-columns // group)
+        self.q = rng.integers(0, 1 << bits, (rows, columns))
+        self.zeros = rng.integers(0, 1 << bits, (rows, count))
+        if sym:
+            self.zeros[:] = 1 << (bits - 1)
+        self.scales = (rng.random((rows, count)) * 0.1 / (1 << bits)).astype(np.float16)
+        self.of_columns = np.arange(columns) // group
+
+    def shuffled(self) -> "Weight":
+        """With the groups' columns anywhere."""
+        self.of_columns = np.random.default_rng(1).permutation(self.of_columns)
+        return self
+
+    @property
+    def dequantized(self) -> NDArray[np.float32]:
+        zeros, scales = self.zeros[:, self.of_columns], self.scales[:, self.of_columns]
+        return (self.q - zeros).astype(np.float32) * scales.astype(np.float32)
+
+    def awq(self, stem: str) -> Arrays:
+        def words(values: NDArray[Any]) -> NDArray[np.int32]:
+            eights = values.reshape(len(values), -1, 8)[..., AWQ_ORDER]
+            return packed(eights.reshape(len(values), -1), 4)
+
+        return {
+            f"{stem}.qweight": words(self.q.T),
+            f"{stem}.qzeros": words(self.zeros.T),
+            f"{stem}.scales": np.ascontiguousarray(self.scales.T),
+        }
+
+    def gptq(self, stem: str, less: int = 1) -> Arrays:
+        """less: 1 for the first version, 0 for the second. GPTQModel subtracts from whole words."""
+        if 8 % self.bits:
+            zeros = packed((self.zeros.T - less) & ((1 << self.bits) - 1), self.bits)
+        else:
+            ones = less * (0xFFFFFFFF // ((1 << self.bits) - 1))
+            zeros = (packed(self.zeros.T, self.bits).view(np.uint32) - np.uint32(ones)).view("<i4")
+        return {
+            f"{stem}.qweight": np.ascontiguousarray(packed(self.q, self.bits).T),
+            f"{stem}.qzeros": zeros,
+            f"{stem}.scales": np.ascontiguousarray(self.scales.T),
+            f"{stem}.g_idx": self.of_columns.astype(np.int32),
+        }
+
+
+def quantize(model: Path, config: dict[str, Any], parts: Any) -> dict[str, NDArray[np.float32]]:
+    """Give a checkpoint's linear layers random integers, in place. Returns their weights.
+
+    parts: makes a weight's parts, by the shape and the name.
+    """
+    file, dequantized = model / "model.safetensors", {}
+    tensors = load_file(file)
+    for name in [name for name in tensors if "_proj.weight" in name]:
+        rows, columns = tensors.pop(name).shape
+        made, dequantized[name] = parts(name.removesuffix(".weight"), rows, columns)
+        tensors |= made
+    save_file(tensors, file)
+    of_model = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(of_model | {"quantization_config": config}))
+    return dequantized
