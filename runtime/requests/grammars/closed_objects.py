@@ -88,9 +88,9 @@ class _Closer:
 
         return {key: part(key, value) for key, value in schema.items()}
 
-    def _joined(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+    def _joined(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         """An object of several schemas: of choices, each is closed with the names of the rest."""
-        found = self._open(schema)
+        found: dict[str, Any] = self._open(schema)
         choices = [key for key in _CHOICES if isinstance(schema.get(key), list)]
         if len(choices) != 1:
             return self._with_names(found, schema)
@@ -102,7 +102,7 @@ class _Closer:
         ]
         return found
 
-    def _with_names(self, found: dict[str, Any], *schemas: Any) -> dict[str, Any]:
+    def _with_names(self, found: Mapping[str, Any], *schemas: Any) -> Mapping[str, Any]:
         """The schema closed with the names of these, if it is open and they mean no more."""
         if "additionalProperties" in found:
             return found
@@ -114,7 +114,7 @@ class _Closer:
         if not required <= names.keys() or not isinstance(own, Mapping):
             return found
         properties = {**own, **{name: True for name in names if name not in own}}
-        return found | {"properties": properties, "additionalProperties": False}
+        return {**found, "properties": properties, "additionalProperties": False}
 
     def _names(self, schemas: Any) -> tuple[dict[str, None], set[str]]:
         """The properties that schemas name, and those that they require. Raises _OpenError."""
