@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from snapexport.errors import UserError, first_line
-from snapexport.exporter.checkpoint import GGUF
+from snapexport.exporter.folders import GGUF
 from snapexport.exporter.text_files import CONVERTIBLE, READ
 from snapexport.files.untrusted import read_text
 
