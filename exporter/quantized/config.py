@@ -5,6 +5,7 @@ from typing import Any
 
 from snapexport.errors import UserError
 from snapexport.exporter.quantized.awq import Awq
+from snapexport.exporter.quantized.compressed_tensors import CompressedTensors
 from snapexport.exporter.quantized.fp8 import Fp8
 from snapexport.exporter.quantized.gptq import Gptq
 from snapexport.exporter.quantized.mxfp4 import Mxfp4
@@ -12,6 +13,7 @@ from snapexport.exporter.quantized.quantization import KEY, ORIGINAL, Quantizati
 
 METHODS: Mapping[str, Callable[[dict[str, Any]], Quantization]] = {
     "awq": Awq.of,
+    "compressed-tensors": CompressedTensors.of,
     "fp8": Fp8.of,
     "gptq": Gptq.of,
     "mxfp4": Mxfp4.of,

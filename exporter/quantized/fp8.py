@@ -127,7 +127,8 @@ class Fp8Tensor(Calculated):
                 ORIGINAL,
             )
         wanted = grid or tuple(-(-n // one) for n, one in zip(stored.shape, block, strict=False))
-        fits = prod(scales.shape) == 1 if wanted == (1, 1) else scales.shape == wanted
+        fits = scales.shape in (wanted, wanted[:1] if grid else wanted)
+        fits = fits or (wanted == (1, 1) and prod(scales.shape) == 1)
         if len(stored.shape) != 2 or not fits:
             of = f"of {list(wanted)}" if grid else f"one for each block of {list(block)}"
             raise UserError(
@@ -165,7 +166,7 @@ class Fp8Tensor(Calculated):
     def factors(self) -> NDArray[np.float32]:
         """The scale of each block in fp32. Raises UserError for one that is no factor."""
         stored = mapped(self.scales).view(_SCALE_TYPES[self.scales.dtype])
-        shape = self.scales.shape if len(self.scales.shape) == 2 else (1, 1)
+        shape = self.scales.shape if len(self.scales.shape) == 2 else (-1, 1)
         factors: NDArray[np.float32] = stored.astype(np.float32).reshape(shape)
         if not (np.isfinite(factors) & (factors >= 0)).all():
             raise UserError(
