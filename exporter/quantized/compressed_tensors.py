@@ -21,6 +21,7 @@ from snapexport.exporter.quantized.parts import (
     require_matrix,
     require_one,
     require_scaled,
+    with_weight,
 )
 from snapexport.exporter.quantized.quantization import (
     AGAIN,
@@ -84,17 +85,13 @@ class CompressedTensors(Quantization):
     def tensors(self, stored: Spans) -> dict[str, Tensor]:
         """With x.weight in the place of its parts."""
         found, others = by_stem(stored, ("weight_scale",), (*_PARTS, *_OF_ACTIVATIONS))
-        made: dict[str, Tensor] = {**others}
+        made: dict[str, Tensor] = {}
         for stem, parts in found.items():
             if "weight_packed" not in parts:
-                if f"{stem}.weight" not in others:
-                    raise UserError(
-                        f"the checkpoint has {stem}.weight_scale without a weight", AGAIN
-                    )
-                parts["weight"] = others.pop(f"{stem}.weight")
+                parts["weight"] = with_weight(stem, parts, others)
             made[f"{stem}.weight"] = self._weight(stem, parts)
         require_scaled(others)
-        return made
+        return {**others, **made}
 
     def _weight(self, stem: str, parts: Parts) -> Tensor:
         """By the first scheme that fits, of those that name the module, or its class."""

@@ -34,6 +34,8 @@ _SCALE_TYPES = {"F32": np.float32, "F8_E8M0": ml_dtypes.float8_e8m0fnu, "BF16": 
 _SCALE_TYPES |= {"F16": np.float16, "U8": ml_dtypes.float8_e8m0fnu}
 _SCALES = "_scale_inv"
 _LARGEST_BLOCK = 1 << 14
+_NAN = 127
+"""Of either sign."""
 WIDTH = 128
 """Rows and columns of a block where a scale is of a whole matrix or row."""
 _NAMES = ("modules_to_not_convert", "ignored_layers")
@@ -152,7 +154,10 @@ class Fp8Tensor(Calculated):
                 yield zeros((end - start) * columns)
                 continue
             factors = self.factors() if factors is None else factors
-            values = _values()[stored[start:end]]
+            some = stored[start:end]
+            if ((some & 127) == _NAN).any():
+                raise UserError(f"a value of the tensor {self.name} is NaN", AGAIN)
+            values = _values()[some]
             of_rows = factors[np.arange(start, end) // height]
             values *= of_rows.repeat(width, axis=1)[:, :columns]
             yield values.reshape(-1)
@@ -173,6 +178,13 @@ class Fp8Tensor(Calculated):
                 f"a scale of the tensor {self.name} is negative, NaN or infinite", AGAIN
             )
         return np.broadcast_to(factors, self.grid)
+
+
+def fp8_by_shapes(name: str, stored: TensorSpan, scales: TensorSpan) -> Fp8Tensor:
+    """A matrix with one scale, or one for each row, as their shape says. Raises UserError."""
+    if prod(scales.shape) == 1 or len(stored.shape) != 2:
+        return Fp8Tensor.of(name, stored, scales, (WIDTH, WIDTH), (1, 1))
+    return Fp8Tensor.of(name, stored, scales, (1, WIDTH), (stored.shape[0], 1))
 
 
 @cache

@@ -86,6 +86,13 @@ def require_one(
     require(name, span, dtypes, span.shape if alike else shape)
 
 
+def with_weight(stem: str, parts: Spans, others: dict[str, TensorSpan]) -> TensorSpan:
+    """Take the weight that some parts belong to out of the others. Raises UserError."""
+    if (found := others.pop(f"{stem}.weight", None)) is not None:
+        return found
+    raise UserError(f"the checkpoint has {stem}.{next(iter(parts))} without {stem}.weight", AGAIN)
+
+
 def require_scaled(others: Spans) -> None:
     """Raise UserError for a quantized weight whose scales are missing."""
     for name, span in others.items():
