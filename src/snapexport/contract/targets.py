@@ -171,6 +171,11 @@ class TargetCapabilities:
         """Whether graphs run only as engines."""
         return self.library is not None
 
+    @property
+    def standard(self) -> bool:
+        """Whether graphs have ONNX's own operators alone, in forms for any runtime."""
+        return not (self.compiled or self.domains)
+
 
 _COMPILED = TargetCapabilities(
     title="TensorRT",
