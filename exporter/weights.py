@@ -6,17 +6,19 @@ copied. Existing files are never written to, since a hard link is the user's own
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract.manifest import WeightFile
 from snapexport.errors import UserError
-from snapexport.exporter import hub, int4
+from snapexport.exporter import hub
 from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.integers import parts
 from snapexport.exporter.tensor_file import (
     NUMPY_DTYPE,
     Progress,
@@ -41,12 +43,19 @@ _HASHED_BYTES = 1 << 30
 class PlacedWeights:
     """The placed tensors and their files.
 
-    hashes: file -> SHA-256, None if unknown. linked: whether some files are hard links.
+    hashes: file -> SHA-256, None if unknown. linked: whether some files are hard links. integers:
+    weights that were written in parts.
     """
 
     tensors: dict[str, TensorSpan] = field(default_factory=dict)
     hashes: dict[Path, str | None] = field(default_factory=dict)
     linked: bool = False
+    integers: Mapping[str, parts.Weight] = field(default_factory=dict)
+
+    def add(self, writer: WeightWriter) -> None:
+        """A file that was written."""
+        self.tensors[writer.name] = writer.span
+        self.hashes[writer.file] = writer.sha256
 
     def describe(self, directory: Path) -> list[WeightFile]:
         """The manifest's entries, for a build in `directory`."""
@@ -71,18 +80,20 @@ def place(
     *,
     in_fp32: Collection[str] = (),
     in_fp8: Collection[str] = (),
+    integers: Mapping[str, parts.Weight] = MappingProxyType({}),
     link: bool = False,
     aligned: bool = True,
 ) -> PlacedWeights:
     """Write every `wanted` tensor as `dtype` into `directory`. Raises UserError.
 
-    wanted: names of tensors, or of their 4-bit parts (`int4.parts`). in_fp32: those that are
-    written as fp32 instead. in_fp8: those that are fp8 and stay so. aligned: data are placed so
-    that a reflink can share them; otherwise weights of equal shapes lie at equal offsets.
+    wanted: names of tensors, or of parts of those in `integers`. in_fp32: those that are written as
+    fp32 instead. in_fp8: those that are fp8 and stay so. aligned: data are placed so that a reflink
+    can share them; otherwise weights of equal shapes lie at equal offsets.
     """
     directory.mkdir(parents=True)
-    names, placed = set(wanted), PlacedWeights()
-    found = {name: checkpoint.tensors[name] for name in sorted(set(map(int4.whole, names)))}
+    names, placed = set(wanted), PlacedWeights(integers=integers)
+    whole = {n for n in names if parts.whole(n) == n or parts.whole(n) not in integers}
+    found = {name: checkpoint.tensors[name] for name in sorted(whole)}
     sources = {n: one if n in in_fp8 else _readable(n, one) for n, one in found.items()}
     stored = dict.fromkeys(sources, BY_FLAG[dtype].safetensors)
     stored |= dict.fromkeys(in_fp32, "F32") | dict.fromkeys(in_fp8, FP8)
@@ -91,33 +102,26 @@ def place(
     for name, span in sources.items():
         if name in placed.tensors:
             continue
-        for writer in _written(name, span, names, stored[name], directory, progress, aligned):
-            placed.tensors[writer.name] = writer.span
-            placed.hashes[writer.file] = writer.sha256
+        placed.add(_written(name, span, stored[name], directory, progress, aligned))
+    of_parts = BY_FLAG[dtype].safetensors
+    for name, weight in sorted(integers.items()):
+        for writer in parts.write(name, weight, of_parts, directory, progress):
+            placed.add(writer)
     return placed
 
 
 def _written(
-    name: str,
-    tensor: Tensor,
-    wanted: set[str],
-    stored: str,
-    directory: Path,
-    progress: Progress,
-    aligned: bool,
-) -> Iterator[WeightWriter]:
-    """Write the files of one tensor: the tensor itself, its 4-bit parts, or both."""
-    if name in wanted:
-        same = tensor if isinstance(tensor, TensorSpan) and tensor.dtype == stored else None
-        at = place_of(same) if same and aligned else (64, 0)
-        with WeightWriter(directory, name, stored, tensor.shape, progress, at) as writer:
-            if same:
-                writer.copy(same)
-            else:
-                _convert(name, tensor, stored, writer)
-        yield writer
-    if not wanted.isdisjoint(int4.parts(name)):
-        yield from int4.write(name, tensor, stored, directory, progress)
+    name: str, tensor: Tensor, stored: str, directory: Path, progress: Progress, aligned: bool
+) -> WeightWriter:
+    """Write the file of one tensor."""
+    same = tensor if isinstance(tensor, TensorSpan) and tensor.dtype == stored else None
+    at = place_of(same) if same and aligned else (64, 0)
+    with WeightWriter(directory, name, stored, tensor.shape, progress, at) as writer:
+        if same:
+            writer.copy(same)
+        else:
+            _convert(name, tensor, stored, writer)
+    return writer
 
 
 def place_again(source: Path, directory: Path, *, link: bool) -> bool:

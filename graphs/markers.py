@@ -55,9 +55,10 @@ none): an expert computes gate * sigmoid(alpha * gate) * (up + beta), of gates a
 clipped to the limit. (1, 0, none) is SiLU's gate; gpt-oss has others."""
 
 BLOCK_EXPERTS = "BlockExperts"
-"""trace: as EXPERTS, with 4-bit weights in the places of gate_up and down: packed uint8
-[E,N,K/2] and scales [E,N,K/block_size] of each. Attribute `block_size`. Only builds with --weights
-int4 have this marker."""
+"""trace: as EXPERTS, with three inputs each in the places of gate_up and down, in the layout of
+exporter/integers/parts.py: integers, scales, and zeros or nothing. Attributes `gate_up_bits`,
+`down_bits` and `block_size`. Only builds with weights of integers have this marker and the next
+two."""
 
 ALL_REDUCE = "AllReduce"
 """trace: (x) -> the sum of all ranks' x. Attribute `ranks`. Only builds with --tensor-parallel
@@ -72,6 +73,10 @@ ALL_TO_ALL = "AllToAll"
 come to r * n. Attribute `ranks`. Only builds with --data-parallel-attention have this marker."""
 
 BLOCK_MATMUL = "BlockMatMul"
-"""trace: (x [...,K], packed uint8 [N,K/block_size,block_size/2], scales [N,K/block_size])
--> x @ W^T [...,N], attributes `N`, `K` and `block_size`. W has 4-bit elements, in the layout of
-exporter/int4.py. Only builds with --weights int4 have this marker."""
+"""trace: (x [...,K], integers, scales, zeros, minima, order) -> x @ W^T [...,N], attributes `N`,
+`K`, `bits` and `block_size`. W's parts are in the layout of exporter/integers/parts.py; what W has
+not is left out."""
+
+BLOCK_GATHER = "BlockGather"
+"""trace: (indices int64 [...], integers, scales, zeros, minima) -> rows of W [...,K], attributes
+`bits` and `block_size`."""

@@ -27,18 +27,20 @@ class Kind:
 
 _MIDDLE_4 = {32: Form(4, 32, 8), 16: Form(4, 16, 8), 256: Form(4, 256, 8)}
 _MIDDLE_8 = {32: Form(8, 32, 128), 16: Form(8, 16, 128)}
-_FROM_0 = {bits: Form(bits, 32, 0, minima=True) for bits in (4, 8)}
+_FROM_0 = {4: Form(4, 32, 0, minima=True), 5: Form(8, 32, 112, minima=True)}
+"""By the bits of integers from 0 on, which are moved by the zero to the middle of their container:
+sums of products would cancel otherwise, and the error of activations in 8 bits would not."""
 
 KINDS: Mapping[str, Kind] = {
     "Q4_0": Kind(_MIDDLE_4[32], blocks.q4_0),
     "Q4_1": Kind(_FROM_0[4], blocks.q4_1),
     "Q5_0": Kind(_MIDDLE_8[32], blocks.q5_0),
-    "Q5_1": Kind(_FROM_0[8], blocks.q5_1),
+    "Q5_1": Kind(_FROM_0[5], blocks.q5_1),
     "Q8_0": Kind(_MIDDLE_8[32], blocks.q8_0),
-    "Q2_K": Kind(Form(4, 16, 0, minima=True), blocks.q2_k),
+    "Q2_K": Kind(Form(4, 16, 6, minima=True), blocks.q2_k),
     "Q3_K": Kind(_MIDDLE_4[16], blocks.q3_k),
     "Q4_K": Kind(_FROM_0[4], blocks.q4_k),
-    "Q5_K": Kind(_FROM_0[8], blocks.q5_k),
+    "Q5_K": Kind(_FROM_0[5], blocks.q5_k),
     "Q6_K": Kind(_MIDDLE_8[16], blocks.q6_k),
     "TQ1_0": Kind(_MIDDLE_4[256], tables.tq1_0),
     "TQ2_0": Kind(_MIDDLE_4[256], tables.tq2_0),
@@ -97,7 +99,9 @@ class GgufIntegers(IntegerWeight):
                     f"a scale of the tensor {self.name} of {self.file} is NaN or infinite",
                     DOWNLOAD_AGAIN,
                 )
-        minima = None if parts.minima is None else parts.minima.reshape(count, -1)
-        return IntegerRows(
-            parts.q.reshape(count, -1), parts.scales.reshape(count, -1), minima=minima
-        )
+        q, scales = parts.q.reshape(count, -1), parts.scales.reshape(count, -1)
+        if parts.minima is None:
+            return IntegerRows(q, scales)
+        assert self.form.zero is not None
+        moved = q + np.uint8(self.form.zero)
+        return IntegerRows(moved, scales, minima=parts.minima.reshape(count, -1))

@@ -23,8 +23,9 @@ class Form:
     """How a weight's integers are stored.
 
     bits: of an integer's container, 4 or 8. block: columns that share a scale, a power of 2. The
-    last block of a row may be cut off. zero: of every block; None: each has its own. minima:
-    whether each block has one. ordered: columns are in an order of their own.
+    last block of a row may be cut off. zero: of every block, `middle` unless there are minima,
+    where it moves integers around the middle; None: each block has its own. minima: whether each
+    block has one. ordered: columns are in an order of their own.
     """
 
     bits: Bits
@@ -32,6 +33,15 @@ class Form:
     zero: int | None
     minima: bool = False
     ordered: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.minima or self.zero in (None, self.middle), self
+        assert not (self.minima and self.zero is None), self
+
+    @property
+    def middle(self) -> int:
+        """The zero of MatMulNBits without zero points."""
+        return 1 << self.bits - 1
 
     def count(self, columns: int) -> int:
         """Blocks of a row."""

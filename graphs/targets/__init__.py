@@ -9,6 +9,7 @@ import onnx
 
 from snapexport.contract.targets import Target
 from snapexport.graphs.passes.base import Pass
+from snapexport.graphs.targets.block_gather import BlockGather
 from snapexport.graphs.targets.collectives import Collectives, DistCollectives, add_groups
 from snapexport.graphs.targets.composed_experts import ComposedExperts
 from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
@@ -60,6 +61,7 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
         ComposedExperts(),
         FusedMatMul(),
         MatMulNBits(),
+        BlockGather(),
         VotedPrefix(),
         SkipNorm(),
         FewerReshapes(),

@@ -6,7 +6,7 @@ other experts, give back the weights up to their sum, by which the result is mul
 routing is right.
 
 Its kernel for a CPU has no bfloat16, and takes float16 scores, whose logarithms are coarse: other
-types than float32 get `ComposedExperts`. QMoE for 4 bits takes the weights themselves.
+types than float32 get `ComposedExperts`. QMoE, for integers, takes the weights themselves.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _INTERLEAVED = 1
 
 @dataclass(frozen=True)
 class MoE:
-    """All experts in fp32, and all with 4-bit weights."""
+    """All experts in fp32, and all whose weights are integers."""
 
     def apply(self, graph: gs.Graph) -> None:
         for marker in [n for n in graph.nodes if n.domain == TRACE_DOMAIN]:
@@ -58,22 +58,22 @@ def _whole(graph: gs.Graph, marker: gs.Node) -> None:
 
 def _quantized(graph: gs.Graph, marker: gs.Node) -> None:
     attributes = _attributes(marker) | {
-        "expert_weight_bits": 4,
+        "expert_weight_bits": marker.attrs["gate_up_bits"],
+        "fc2_expert_weight_bits": marker.attrs["down_bits"],
         "block_size": marker.attrs["block_size"],
         "normalize_routing_weights": 0,
     }
     (states, index, weights, *stored), (out,) = cut(graph, marker)
-    gate_up, gate_up_scales, down, down_scales, *biases = stored
+    # Zeros that are left out at the end are no inputs.
+    stored += [gs.Variable.empty()] * (6 - len(stored))
+    gate_up, gate_up_scales, gate_up_zeros, down, down_scales, down_zeros, *biases = stored
     gate_up_bias, down_bias = biases or [gs.Variable.empty(), gs.Variable.empty()]
     shape = (index.shape[0], gate_up.shape[0])
     every = _scattered(graph, np.zeros(shape, weights.dtype), index, weights)
     inputs = [states, every, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias]
-    # Nothing for a third product and for zero points; the last input is the weights.
-    unused = [gs.Variable.empty() for _ in range(_ROUTER_WEIGHTS - len(inputs))]
-    node(graph, "QMoE", [*inputs, *unused, every], [out], domain=MICROSOFT, **attributes)
-
-
-_ROUTER_WEIGHTS = 14
+    none = gs.Variable.empty
+    inputs += [none(), none(), none(), gate_up_zeros, down_zeros, none(), every]
+    node(graph, "QMoE", inputs, [out], domain=MICROSOFT, **attributes)
 
 
 def _attributes(marker: gs.Node) -> dict[str, Any]:

@@ -75,10 +75,8 @@ class OnnxRuntimeBackend:
 
     def _open(self, graph: GraphName) -> Session | Segments:
         manifest, sizes = self._build.manifest, self._graphs.decode
-        # Weights of 4 bits have to be rearranged: as they lie they take 50 times as long.
-        prepack = manifest.quantization is not None or (
-            self._prepack and graph == sizes[manifest.batch]
-        )
+        # Integers have to be rearranged: as they lie, products take 50 times as long.
+        prepack = manifest.holds_integers or (self._prepack and graph == sizes[manifest.batch])
         settings = self._device, self._threads, prepack and graph != "compress"
         if self._collectives and graph in manifest.segments:
             return Segments(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from snapexport.build import BuildOptions, build
 from snapexport.build.plan import Plan, PlanRequest, make_plan
-from snapexport.build.plan.model import PlannedExperts, PlannedModel, read_model
+from snapexport.build.plan.model import PlannedExperts, PlannedForms, PlannedModel, read_model
 from snapexport.build.plan.plan import plan_for
 from snapexport.build.plan.request import command, parse_memory
 from snapexport.build.plan.tensors import PlannedTensors
@@ -25,6 +25,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes
 from snapexport.contract.sizes import as_flag
 from snapexport.errors import UserError
+from snapexport.exporter.integers.choice import INT4
 from snapexport.files.copying import CLONE_BLOCK
 from snapexport.files.safetensors import read_header
 from tests.facts import model_facts
@@ -41,16 +42,19 @@ def llama(layers: int, hidden: int, intermediate: int, heads: int, **changes: An
     sizes = {"num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128}
     sizes |= {"vocab_size": 128256, "max_position_embeddings": 131072}
     facts = model_facts(layers, **sizes)
+    linear = tuple((attention + mlp) * layers + [(128256, hidden)])
+    forms = PlannedForms(linear=(INT4,) * len(linear), embedding=INT4, experts=INT4)
     model = PlannedModel(
         facts=facts,
         hidden_size=hidden,
         intermediate_size=intermediate,
-        linear=tuple((attention + mlp) * layers + [(128256, hidden)]),
+        linear=linear,
         experts=None,
         others=hidden * (2 * layers + 1),
         tied=False,
         softcapped=False,
         stored="bf16",
+        forms={"int4": forms},
     )
     return dataclasses.replace(model, **changes)
 
@@ -117,8 +121,9 @@ def test_plan_counts_the_weight_bytes_of_llama_3_1() -> None:
     assert held_bytes(LLAMA_8B, own) == 3 * 2 * 8_030_261_248
     assert held_bytes(LLAMA_8B, on_cpu) == 4 * 8_030_261_248
     int4 = dataclasses.replace(on_cpu, weights="int4")
-    linear = (8_030_261_248 - 128256 * 4096 - LLAMA_8B.others) // 32 * 20
-    assert stored_bytes(LLAMA_8B, int4) == linear + 4 * (128256 * 4096 + LLAMA_8B.others)
+    matrices = (8_030_261_248 - LLAMA_8B.others) // 32 * 20
+    linear = matrices - 128256 * 4096 // 32 * 20
+    assert stored_bytes(LLAMA_8B, int4) == matrices + 4 * LLAMA_8B.others
     assert held_bytes(LLAMA_8B, int4) == stored_bytes(LLAMA_8B, int4) + 3 * linear
     assert read_bytes(LLAMA_8B, plans) == 2 * (8_030_261_248 - 128256 * 4096)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from snapexport.exporter.architectures import ExpertForm
 from snapexport.exporter.derived.experts import unstacked_experts
-from tests.exporter.test_int4 import dequantized
+from tests.exporter.test_integers import dequantized
 from tests.oracle import cases, drafts
 from tests.oracle.cases import CACHED, LOGITS, Case
 from tests.oracle.compare import assert_logits

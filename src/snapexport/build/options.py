@@ -7,7 +7,7 @@ its flags and their defaults from this class.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from snapexport.build.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
 from snapexport.contract.budgets import BUDGETS, default_pool_kernel, default_ring, topk_per_layer
@@ -16,7 +16,7 @@ from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy, too_sm
 from snapexport.contract.graph_options import GraphOptions, require_one_of
 from snapexport.contract.head_groups import MOST_GROUPS
 from snapexport.contract.layer_geometry import LayerGeometry
-from snapexport.contract.manifest import QUANTIZATIONS, Quantization
+from snapexport.contract.manifest import Quantization
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS
 from snapexport.contract.slots import Slots
@@ -26,6 +26,9 @@ from snapexport.contract.vote import DEFAULT_L_OBS, VOTE_QUERIES, Vote
 from snapexport.errors import UserError, flag_of
 from snapexport.files.dtypes import DTYPES, CacheDType, DType
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
+
+WeightsFlag = Literal["keep", "dequantize", "int8", "int4", "fp8"]
+WEIGHTS_FLAGS: tuple[WeightsFlag, ...] = get_args(WeightsFlag)
 
 DEFAULT_COMPRESSION = 4
 """Without --kv-budget, --L-recent or --K a layer gets L_max / 4 cache slots, SnapStream's ratio."""
@@ -90,7 +93,7 @@ class BuildOptions:
     prefill_chunk: int | None = _advanced(None)
     prefill_capacities: tuple[int, ...] = _advanced(())
     dtype: DType = "fp32"
-    weights: Quantization | None = None
+    weights: WeightsFlag | None = None
     target: Target = "onnxruntime"
     baseline: bool = False
     verify: bool = False
@@ -112,7 +115,7 @@ class BuildOptions:
         require_one_of("--target", self.target, tuple(TARGETS))
         for name, choices in _CHOICES.items():
             require_one_of(flag_of(name), getattr(self, name), choices)
-        require_one_of("--weights", self.weights, QUANTIZATIONS)
+        require_one_of("--weights", self.weights, WEIGHTS_FLAGS)
         require_compatible(vars(self) | vars(self.graph))
         object.__setattr__(self, "graph", self._resolved())
         self._require_numbers()
@@ -301,7 +304,17 @@ class BuildOptions:
         holds_copy = capabilities(self.target).weights_per_graph or self.dtype != "fp32"
         if holds_copy and not self.graph.share_weights:
             return []
-        return _powers_of_4(self.batch)[: 1 if self.weights == "int4" else None]
+        return _powers_of_4(self.batch)[: 1 if self.holds_integers else None]
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """What the manifest says of the weights."""
+        return None if self.weights == "dequantize" else self.weights
+
+    @property
+    def holds_integers(self) -> bool:
+        """Whether some weights are stored as integers."""
+        return self.weights in ("keep", "int8", "int4")
 
     def chunk(self, geometry: CacheGeometry) -> int:
         """C, the tokens of a prefill step. L_max means the single-shot layout."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from snapexport.build.copied import read_texts
 from snapexport.build.options import BuildOptions
 from snapexport.build.template_tail import template_tail
+from snapexport.build.weights_flag import with_weights
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.exporter import (
@@ -12,7 +13,6 @@ from snapexport.exporter import (
     conversion,
     decoders,
     derived,
-    fp8,
     hub,
     mtp_layer,
     shapes,
@@ -47,13 +47,13 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     checkpoint = open_checkpoint(hub.resolve(options.model))
     if options.link_weights:
         weights.require_linkable(checkpoint)
-    if options.weights == "fp8":
-        fp8.require_fp8(checkpoint)
+    options = with_weights(options, checkpoint)
     decoder = decoders.load_decoder(
         checkpoint, longrope_for=options.L_max if options.longrope else None
     )
     model = architectures.model_facts(decoder, checkpoint)
-    texts = read_texts(with_tokenizer(checkpoint), model.vocab_size)
+    folder, is_gguf = with_tokenizer(checkpoint), checkpoint.gguf is not None
+    texts = read_texts(folder, model.vocab_size, is_whole=is_gguf)
     geometry = options.geometry(model, template_tail(texts, checkpoint.source))
     options.graph.require_vocabulary(model.vocab_size)
     require_ranks(checkpoint, decoder, options.tensor_parallel)

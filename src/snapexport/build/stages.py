@@ -26,9 +26,12 @@ from snapexport.contract.manifest import (
     TraceName,
 )
 from snapexport.contract.verified import Verified
-from snapexport.exporter import fp8, int4, link, mtp, trace, weights
+from snapexport.exporter import fp8, link, mtp, trace, weights
 from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.integers import choice, told
+from snapexport.exporter.integers.marks import Marking
+from snapexport.exporter.integers.parts import Weight
 from snapexport.exporter.link import Traced
 from snapexport.files.dtypes import BY_FLAG
 from snapexport.graphs.recipe import Recipe
@@ -56,7 +59,7 @@ def trace_model(
     """Trace all graphs, place the weights in `directory`, and link the traces to them."""
     options = resolved.options
     traced = _traced(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
-    checkpoint, traced = _quantized(resolved, traced)
+    checkpoint, traced, integers = _quantized(resolved, traced)
     progress.stage("placing the weights")
     if options.tensor_parallel > 1:
         count, dtype_name = options.tensor_parallel, options.dtype
@@ -70,6 +73,7 @@ def trace_model(
             progress.written,
             in_fp32=link.tensors_of(ir.DataType.FLOAT, traced.values()),
             in_fp8=link.tensors_of(ir.DataType.FLOAT8E4M3FN, traced.values()),
+            integers=integers,
             link=options.link_weights,
         )
     progress.stage("tying the graphs to the weights")
@@ -99,15 +103,21 @@ def _traced(
 
 def _quantized(
     resolved: ResolvedBuild, traced: dict[GraphName, Traced]
-) -> tuple[Checkpoint, dict[GraphName, Traced]]:
-    """The checkpoint and the traces as `--weights` changes them."""
+) -> tuple[Checkpoint, dict[GraphName, Traced], dict[str, Weight]]:
+    """The checkpoint and the traces as `--weights` changes them, and the weights as integers."""
     checkpoint, options = resolved.checkpoint, resolved.options
     if options.weights == "fp8":
-        return fp8.keep(traced, checkpoint, options.dtype)
-    if options.weights == "int4":
-        traced = {name: int4.marked(trace) for name, trace in traced.items()}
-        checkpoint = int4.with_transposed(checkpoint, traced.values())
-    return checkpoint, traced
+        return *fp8.keep(traced, checkpoint, options.dtype), {}
+    if not options.holds_integers:
+        return checkpoint, traced, {}
+    decoder = resolved.decoder
+    chosen = choice.of_flag(options.weights, decoder)
+    marking = Marking(checkpoint.tensors, chosen, decoder.embedding)
+    return (
+        checkpoint,
+        {name: marking.marked(trace) for name, trace in traced.items()},
+        marking.weights,
+    )
 
 
 def _linked(
@@ -162,7 +172,7 @@ def manifest_of(
         batch=resolved.options.batch,
         prefill_chunk=resolved.prefill_chunk,
         dtype=resolved.options.dtype,
-        quantization=resolved.options.weights,
+        quantization=resolved.options.quantization,
         target=resolved.options.target,
         graph_options=resolved.options.graph,
         graphs=graphs,
@@ -173,4 +183,6 @@ def manifest_of(
         linked_weights=placed.linked,
         engines={},
         versions={"python": platform.python_version()} | {n: version(n) for n in _RECORDED},
+        matrices=told.matrices(placed.tensors, placed.integers),
+        bits_per_weight=told.bits_per_weight(placed.tensors, placed.integers),
     )

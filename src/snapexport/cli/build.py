@@ -29,7 +29,7 @@ HELPS = OF_GRAPHS | {
     "L_max": "longest prompt, tokens",
     "batch": "batch slots: requests that decode side by side",
     "decode_batches": "further decode graphs, for steps with at most so many batch slots in use "
-    "(default: 1, 4, 16 ... below --batch; 1 for int4; none where each would hold all weights)",
+    "(default: 1, 4, 16 ... below --batch; 1 for integers; none where each would hold all weights)",
     "prefill_chunk": "tokens of one prefill step; L_max: the whole prompt at once, compressed "
     "inside the graph (default: 128 for ONNX Runtime in fp32, else 512; half of L_max at most)",
     "tokens_per_step": "most tokens of a batch slot in a decode step: further graphs check drafts "
@@ -37,9 +37,10 @@ HELPS = OF_GRAPHS | {
     "prefill_capacities": "positions of the caches of further prefill graphs, for shorter prompts: "
     "TensorRT's attention reads the whole cache in each chunk (default: none)",
     "dtype": "dtype of weights, activations and cache; the CPU has no bf16",
-    "weights": "of the linear layers (default: the dtype). int4: in blocks of 32, a quarter of "
-    "fp16's memory, less accurate. fp8: those that the checkpoint has in fp8 stay so, for the "
-    "tensorrt targets; half of bf16's memory, slower",
+    "weights": "of linear layers, experts and embedding. keep: integers of a quantized checkpoint "
+    "as they are (default where it has some and the target takes them). dequantize: in the dtype "
+    "(default otherwise). int8, int4: rounded, in blocks; int4 is less accurate. fp8: those that "
+    "the checkpoint has in fp8 stay so, for the tensorrt targets; half of bf16's memory, slower",
     "target": "onnxruntime: with operators of its own; tensorrt: in forms that its parser takes; "
     "portable: standard operators only",
     "baseline": "also write the full-cache graphs of the same trace",

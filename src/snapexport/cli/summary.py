@@ -38,6 +38,8 @@ def build_summary(build: Build) -> dict[str, Any]:
         "prefill_capacities": list(manifest.prefill_graphs()),
         "dtype": manifest.dtype,
         "quantization": manifest.quantization,
+        "matrices": manifest.matrices,
+        "bits_per_weight": manifest.bits_per_weight,
         "linked_weights": manifest.linked_weights,
         "shared_weights": bool(manifest.graph_options.share_weights),
         "cache_dtype": manifest.cache_dtype,
@@ -132,7 +134,10 @@ def _heads(model: ModelFacts, layer: LayerHeads) -> str:
 
 def _weights_line(manifest: Manifest, nbytes: int) -> str:
     line = spelled(nbytes)
-    if manifest.quantization:
+    if manifest.holds_integers:
+        forms = ", ".join(f"{count} {form}" for form, count in manifest.matrices.items())
+        line += f", {manifest.bits_per_weight:.2f} bits a weight: {forms}"
+    elif manifest.quantization:
         line += f", linear layers in {manifest.quantization}"
     if manifest.graph_options.share_weights:
         line += ", one copy for all graphs, which take the matrices as inputs"

@@ -22,8 +22,17 @@ def _targets(lacks: Callable[[TargetCapabilities, Facts], bool], text: str = "")
     )
 
 
-INT4, FP8 = value("weights", "int4"), value("weights", "fp8")
-QUANTIZED = flag("weights", "int4")
+FP8 = value("weights", "fp8")
+INTEGERS = Choice(
+    "--weights {weights}",
+    {"weights": "int4"},
+    lambda f: f.get("weights") in ("keep", "int8", "int4"),
+)
+QUANTIZED = Choice(
+    "--weights {weights}",
+    {"weights": "int4"},
+    lambda f: f.get("weights") not in (None, "dequantize"),
+)
 SHARED, LINKED = flag("share_weights"), flag("link_weights")
 EXTEND, MTP, BASELINE = flag("extend"), flag("mtp"), flag("baseline")
 PSEUDO, REPEAT = value("vote_queries", "pseudo"), value("vote_queries", "repeat")
@@ -148,14 +157,14 @@ BUILD_RULES: tuple[Rule, ...] = (
         f"--target {targets_with('fp8_weights')}",
     ),
     Rule(
-        INT4,
-        _targets(lambda target, f: f.get("dtype") not in target.int4_dtypes, " --dtype {dtype}"),
+        INTEGERS,
+        _targets(lambda target, f: f.get("dtype") not in target.integer_dtypes, " --dtype {dtype}"),
         "",
-        f"use --target {targets_with('int4_dtypes')} with --dtype fp32 or fp16",
+        f"use --target {targets_with('integer_dtypes')} with --dtype fp32 or fp16",
     ),
     Rule(
         SHARED,
-        INT4,
+        INTEGERS,
         "ONNX Runtime rearranges quantized weights, which it can do only with a graph's own",
     ),
     Rule(
@@ -163,7 +172,7 @@ BUILD_RULES: tuple[Rule, ...] = (
         FP8,
         "an engine would convert all of them to 32 bits at the start of each run, and hold that",
     ),
-    Rule(LINKED, INT4, "quantized weights are new files"),
+    Rule(LINKED, INTEGERS, "quantized weights are new files"),
     # Caches.
     Rule(
         INT8,

@@ -8,7 +8,7 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, PositiveInt, ValidationError
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationError
 
 from snapexport.contract.engines import EngineEntry, Strict, Word
 from snapexport.contract.geometry_record import RecordedGeometry
@@ -22,11 +22,11 @@ from snapexport.files.dtypes import CacheDType, DType
 from snapexport.files.untrusted import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.files.whole import write_whole
 
-FORMAT_VERSION = 14
+FORMAT_VERSION = 15
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
-Quantization = Literal["int4", "fp8"]
+Quantization = Literal["keep", "int8", "int4", "fp8"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 WEIGHTS = "weights"
 """A build's folder of weights."""
@@ -72,8 +72,9 @@ class WeightFile(Strict):
 class Manifest(Strict):
     """Everything that a run needs to know of a build.
 
-    quantization: of the linear layers' weights; None: they have the build's dtype. fp8: those that
-    the checkpoint has so.
+    quantization: of the linear layers' weights; None: they have the build's dtype. keep: those that
+    the checkpoint has as integers are stored so; fp8: those that it has in fp8.
+    matrices: how many matrices have each form. bits_per_weight: of all matrices, with their scales.
     graph_options: cache_dtype null: the build's dtype, which full caches always have.
     decode_attention valid: decode has the outputs attended.{l}.key|value, which have to be bound to
     the buffers of the cache inputs.
@@ -107,6 +108,13 @@ class Manifest(Strict):
     engines: dict[Word, EngineEntry]
     versions: dict[Word, Word]
     verified: Verified | None = None
+    matrices: dict[Word, PositiveInt] = Field(default_factory=dict)
+    bits_per_weight: PositiveFloat | None = None
+
+    @property
+    def holds_integers(self) -> bool:
+        """Whether weights are stored as integers. Products then round activations to 8 bits."""
+        return self.quantization in ("keep", "int8", "int4")
 
     @property
     def comparison(self) -> str:

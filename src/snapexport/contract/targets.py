@@ -120,7 +120,7 @@ class TargetCapabilities:
 
     title: the runtime's name, for messages.
     cache_dtypes: of compressed caches beside a model in fp32; the model's own is always possible.
-    int4_dtypes: values of `--dtype` that `--weights int4` goes with.
+    integer_dtypes: values of `--dtype` beside which weights can be integers.
     fp8_weights: graphs may hold fp8 weights. ONNX Runtime's CPU provider would dequantize them anew
     in each run, which took 11 times as long as a row's product with the matrix in fp32.
     valid_slots: an operator can attend to valid cache slots alone (`--decode-attention valid`).
@@ -146,7 +146,7 @@ class TargetCapabilities:
 
     title: str
     cache_dtypes: tuple[CacheDType, ...] = ()
-    int4_dtypes: tuple[DType, ...] = ()
+    integer_dtypes: tuple[DType, ...] = ()
     fp8_weights: bool = False
     valid_slots: bool = False
     domains: tuple[str, ...] = ()
@@ -170,6 +170,11 @@ class TargetCapabilities:
     def compiled(self) -> bool:
         """Whether graphs run only as engines."""
         return self.library is not None
+
+    @property
+    def standard(self) -> bool:
+        """Whether graphs have ONNX's own operators alone, in forms for any runtime."""
+        return not (self.compiled or self.domains)
 
 
 _COMPILED = TargetCapabilities(
@@ -197,7 +202,7 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         title="ONNX Runtime",
         cache_dtypes=("fp16", "int8"),
         domains=("com.microsoft",),
-        int4_dtypes=("fp32", "fp16"),
+        integer_dtypes=("fp32", "fp16"),
         valid_slots=True,
         # In fp32 GroupQueryAttention has no CUDA kernel: it and all caches would be on the CPU.
         cuda_dtypes=("fp16", "bf16"),

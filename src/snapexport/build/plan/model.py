@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from snapexport.files.safetensors import TensorSpan
 
 if TYPE_CHECKING:
     from snapexport.exporter.architectures import Decoder
+    from snapexport.exporter.integers import Form
 
 _STORED: dict[str, DType] = {BY_FLAG[dtype].safetensors: dtype for dtype in DTYPES}
 
@@ -67,6 +68,18 @@ class PlannedFp8:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedForms:
+    """What a value of `--weights` makes integers; None: of the build's dtype.
+
+    linear: as in PlannedModel. embedding: where it is not the head.
+    """
+
+    linear: "tuple[Form | None, ...]"
+    embedding: "Form | None"
+    experts: "Form | None"
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannedModel:
     """Facts of a checkpoint that determine its memory.
 
@@ -74,7 +87,8 @@ class PlannedModel:
     embedding, as last one. names: of the others, in the same order. experts: None if every layer
     has one MLP. others: elements of norms and biases. softcapped: whether attention's scores are
     soft-capped. stored: the dtype of most bytes; bf16 for quantized ones. fp8: None if the
-    checkpoint has no such weights.
+    checkpoint has no such weights. forms: by the values of `--weights` that make integers; without
+    keep if the checkpoint has none.
     """
 
     facts: ModelFacts
@@ -88,6 +102,7 @@ class PlannedModel:
     stored: DType
     fp8: PlannedFp8 | None = None
     names: tuple[str, ...] = ()
+    forms: Mapping[str, PlannedForms] = field(default_factory=dict)
 
     @property
     def embedding(self) -> int:
@@ -139,7 +154,35 @@ def read_model(model: str, *, mtp: bool = False, longrope_for: int | None = None
         stored="bf16" if read_quantization(checkpoint.config) else _mostly_stored(stored),
         fp8=_fp8(stored),
         names=tuple(matrices),
+        forms=_forms(checkpoint, decoder, tuple(matrices), embedding_name if tied else head_name),
     )
+
+
+def _forms(
+    checkpoint: Checkpoint, decoder: "Decoder", names: tuple[str, ...], head: str
+) -> dict[str, PlannedForms]:
+    from snapexport.exporter.integers import IntegerWeight, choice
+    from snapexport.exporter.integers.marks import SMALLEST_SIDE
+
+    tensors = checkpoint.tensors
+    flags = ["int8", "int4"]
+    if any(isinstance(tensor, IntegerWeight) for tensor in tensors.values()):
+        flags.append("keep")
+    found = {}
+    for flag in flags:
+        chosen = choice.of_flag(flag, decoder)
+
+        def form(name: str, chosen: choice.Choice = chosen) -> "Form | None":
+            weight = chosen.of(name, tensors[name])
+            return weight.form if weight and min(weight.shape[-2:]) >= SMALLEST_SIDE else None
+
+        experts = next((name for name in tensors if _OF_EXPERTS in name), None)
+        found[flag] = PlannedForms(
+            linear=tuple(map(form, (*names, head))),
+            embedding=form(decoder.embedding),
+            experts=form(experts) if experts else None,
+        )
+    return found
 
 
 def _require_mtp(checkpoint: Checkpoint, decoder: "Decoder") -> None:

@@ -52,7 +52,7 @@ def _manifest(
         batch=1,
         prefill_chunk=chunk,
         dtype=options.dtype,
-        quantization=options.weights,
+        quantization=options.quantization,
         target=options.target,
         graph_options=options.graph,
         graphs={},

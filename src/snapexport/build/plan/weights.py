@@ -1,14 +1,17 @@
 """Computes the bytes of weights: stored in a build, held while it runs, and read by a step."""
 
+from dataclasses import replace
 from math import ceil
+from typing import TYPE_CHECKING
 
 from snapexport.build import BuildOptions
-from snapexport.build.plan.model import PlannedModel
+from snapexport.build.plan.model import PlannedForms, PlannedModel
 from snapexport.contract.targets import capabilities
+from snapexport.errors import UserError
 from snapexport.files.dtypes import BY_FLAG
 
-_BLOCK, _PACKED = 32, 16
-"""int4: bytes of a block of 32 weights, beside its scale (exporter.int4)."""
+if TYPE_CHECKING:
+    from snapexport.exporter.integers import Form
 
 _SCALE = 4
 """Bytes of an fp8 weight's scale (exporter.fp8)."""
@@ -17,9 +20,10 @@ _SCALE = 4
 def stored_bytes(model: PlannedModel, options: BuildOptions) -> int:
     """Bytes of all weights in the build; a tied head counts once."""
     item = BY_FLAG[options.dtype].bytes
+    if forms := _forms(model, options):
+        embedding = 0 if model.tied else _integer_bytes(*_table(model), forms.embedding, item)
+        return model.others * item + embedding + _integers_bytes(model, forms, item)
     plain = (model.embedding + model.others) * item
-    if options.weights == "int4":
-        return plain + _int4_bytes(model, item)
     matrices = _linear_elements(model) + _expert_elements(model)
     in_dtype = (matrices - model.embedding * model.tied) * item
     return plain + in_dtype - (_fp8_saving(model, item) if options.weights else 0)
@@ -29,7 +33,7 @@ def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
     """Bytes of weights in memory while the build runs (docs/speed.md).
 
     share_weights: one copy. Else a target with weights_per_graph: a copy for each prefill and each
-    decode graph. fp32 on a CPU: one copy, mapped from the file by all sessions. int4: also a
+    decode graph. fp32 on a CPU: one copy, mapped from the file by all sessions. Integers: also a
     rearranged copy of the linear layers for each session. fp16 on a CPU: an fp32 copy for each
     session, instead of the file. Multi-token prediction counts as a layer of prefill and of decode,
     not as sessions of its own.
@@ -39,8 +43,8 @@ def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
         return stored
     if capabilities(options.target).weights_per_graph:
         return stored * sessions
-    if options.weights == "int4":
-        return stored + sessions * _int4_bytes(model, BY_FLAG[options.dtype].bytes)
+    if forms := _forms(model, options):
+        return stored + sessions * _integers_bytes(model, forms, BY_FLAG[options.dtype].bytes)
     if options.dtype == "fp16":
         return sessions * stored // BY_FLAG["fp16"].bytes * BY_FLAG["fp32"].bytes
     return stored
@@ -51,10 +55,11 @@ def read_bytes(model: PlannedModel, options: BuildOptions) -> int:
 
     Of experts, those that the tokens of all batch slots choose.
     """
-    if options.weights == "int4":
+    if forms := _forms(model, options):
         item = BY_FLAG[options.dtype].bytes
         read = _read_expert_share(model, options.batch)
-        return _linear_int4_bytes(model, item) + round(read * _experts_int4_bytes(model, item))
+        experts = round(read * _expert_bytes(model, forms.experts, item))
+        return _linear_bytes(model, forms, item) + experts
     converted = not capabilities(options.target).runs_on_gpu and options.dtype == "fp16"
     item = BY_FLAG["fp32" if converted else options.dtype].bytes
     experts = round(_read_expert_share(model, options.batch) * _expert_elements(model))
@@ -121,20 +126,53 @@ def _read_expert_share(model: PlannedModel, tokens: int) -> float:
     return model.experts.used(tokens) / model.experts.count if model.experts else 0.0
 
 
-def _int4_bytes(model: PlannedModel, item: int) -> int:
-    """Bytes of 4-bit weights, with their scales."""
-    return _linear_int4_bytes(model, item) + _experts_int4_bytes(model, item)
+def _forms(model: PlannedModel, options: BuildOptions) -> PlannedForms | None:
+    """What is stored as integers; None: nothing."""
+    flag = options.weights
+    if flag is None and "keep" in model.forms and keeps(options):
+        flag = "keep"
+    return model.forms.get(flag or "")
 
 
-def _linear_int4_bytes(model: PlannedModel, item: int) -> int:
-    """Bytes of linear layers in blocks of 32 along K."""
-    blocks = sum(rows * ceil(columns / _BLOCK) for rows, columns in model.linear)
-    return blocks * (_PACKED + item)
+def keeps(options: BuildOptions) -> bool:
+    """Whether a build keeps integers of a checkpoint that has some."""
+    try:
+        return replace(options, weights="keep").holds_integers
+    except UserError:
+        return False
 
 
-def _experts_int4_bytes(model: PlannedModel, item: int) -> int:
+def _table(model: PlannedModel) -> tuple[int, int]:
+    """The embedding's rows and columns."""
+    return model.facts.vocab_size, model.hidden_size
+
+
+def _integers_bytes(model: PlannedModel, forms: PlannedForms, item: int) -> int:
+    """Bytes of all products' weights, with their scales."""
+    return _linear_bytes(model, forms, item) + _expert_bytes(model, forms.experts, item)
+
+
+def _linear_bytes(model: PlannedModel, forms: PlannedForms, item: int) -> int:
+    both = zip(model.linear, forms.linear, strict=True)
+    return sum(_integer_bytes(rows, columns, form, item) for (rows, columns), form in both)
+
+
+def _integer_bytes(rows: int, columns: int, form: "Form | None", item: int) -> int:
+    """Bytes of a matrix in a form: integers, scales, zero points and minima; of floats without."""
+    if form is None:
+        return rows * columns * item
+    blocks, bits = ceil(columns / form.block), form.bits
+    packed = blocks * form.block * bits // 8
+    zeros = ceil(blocks * bits / 8) if form.zero is None else 0
+    return rows * (packed + zeros + blocks * item * (2 if form.minima else 1))
+
+
+def _expert_bytes(model: PlannedModel, form: "Form | None", item: int) -> int:
+    """Bytes of all experts. QMoE takes whole blocks, and no minima."""
     if (experts := model.experts) is None:
         return 0
-    blocks = 2 * experts.width * ceil(experts.hidden_size / _BLOCK)
-    blocks += experts.hidden_size * ceil(experts.width / _BLOCK)
-    return experts.layers * experts.count * blocks * (_PACKED + item)
+    width, hidden = experts.width, experts.hidden_size
+    if form and (width % form.block or hidden % form.block or form.minima or form.ordered):
+        form = None
+    one = _integer_bytes(2 * width, hidden, form, item) + _integer_bytes(hidden, width, form, item)
+    return experts.layers * experts.count * one

@@ -47,14 +47,14 @@ TOLERANCE: dict[DType, float] = {"fp32": 1e-3, "fp16": 5e-2, "bf16": 4e-1}
 bf16 has three bits fewer than fp16, so eight times its error; no bf16 build was compared yet.
 """
 
-INT4_TOLERANCE = 1e-1
-"""Larger between graphs with 4-bit weights: they round activations to 8 bits, and sums in another
-order can round one the other way."""
+INTEGERS_TOLERANCE = 1e-1
+"""Larger between graphs whose weights are integers: they round activations to 8 bits, and sums in
+another order can round one the other way."""
 
 
 def tolerance(manifest: Manifest) -> float:
     """The largest error that the build's graphs may have where nothing was dropped or quantized."""
-    return INT4_TOLERANCE if manifest.quantization == "int4" else TOLERANCE[manifest.dtype]
+    return INTEGERS_TOLERANCE if manifest.holds_integers else TOLERANCE[manifest.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class Difference:
 
     lossless: both must be equal, as nothing was dropped that the output depends on, and the weights
     are the same. rounded: nothing was dropped, but one of the two has a cache of fewer bits.
-    quantized: the reference has the original weights, the system 4-bit ones.
+    quantized: the reference computes with floats, the system with weights that are integers and
+    activations that are rounded to 8 bits.
     passed: Polygraphy's verdict at the tolerance.
     """
 
@@ -134,7 +135,7 @@ def _why(
     manifest: Manifest, reference: SequenceRunner, runner: SequenceRunner, feed: Feed, output: str
 ) -> dict[str, bool]:
     """The reasons for which the two may differ."""
-    quantized = manifest.quantization == "int4" and reference.original
+    quantized = manifest.holds_integers and reference.original
     # Two compressed caches may differ too: nearly equal votes can be ranked either way.
     whole = (reference.lossless and runner.lossless) or _drops_nothing(manifest, feed, output)
     rounds = output == DECODE_LOGITS and reference.rounds_cache != runner.rounds_cache
@@ -146,10 +147,10 @@ def _why(
 
 
 def _drops_nothing(manifest: Manifest, feed: Feed, output: str) -> bool:
-    """Prefill attends to everything; decode does while sinks and ring hold every position.
+    """Prefill attends to everything; decode does while the cache holds every position.
 
     The ring of a layer that slides always holds what the layer attends to.
     """
     places, layers = manifest.geometry.widest.items(), manifest.model.layers
-    held = [place.L_sink + place.L_recent for index, place in places if not layers[index].reach]
+    held = [place.size for index, place in places if not layers[index].reach]
     return output != DECODE_LOGITS or all(feed[INPUT_IDS].shape[1] <= slots for slots in held)

@@ -15,6 +15,7 @@ from snapexport.errors import UserError
 from snapexport.exporter import architectures, decoders, derived, fp8, hub
 from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.checkpoint import CONFIG, Checkpoint
+from snapexport.exporter.integers.read import dequantized
 from snapexport.exporter.models import make_model
 from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.quiet import quiet
@@ -114,7 +115,8 @@ def _own_model(build: Build) -> Any:
     model = make_model(decoder.config, decoder.whole, dtype=torch.float32).eval()
     files = [build.directory / file.file for file in build.manifest.weights]
     stored = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    tensors = derived.originals(fp8.dequantized(stored, config_alone.config), decoder)
+    whole = fp8.dequantized(dequantized(stored), config_alone.config)
+    tensors = derived.originals(_without_padding(whole, model), decoder)
     missing = sorted(n for n in set(model.state_dict()) - set(tensors) if ".layers." in n)
     if missing:
         raise UserError(
@@ -124,6 +126,12 @@ def _own_model(build: Build) -> Any:
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     return model
+
+
+def _without_padding(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+    """Matrices with as many columns as the model's."""
+    columns = {n: one.shape[-1] for n, one in model.state_dict().items() if one.ndim == 2}
+    return {n: one[..., : columns.get(n)] if one.ndim == 2 else one for n, one in tensors.items()}
 
 
 def _matching_decoder(build: Build, checkpoint: Checkpoint) -> Decoder:

@@ -20,7 +20,9 @@ from snapexport.files.safetensors import TensorSpan
 from snapexport.measure.bench.turns import Work
 
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
-_PACKED, _SCALES = ".int4", ".scales"
+_INTEGERS = {".int4": 2, ".int8": 1}
+"""Endings of parts that hold integers (exporter/integers/parts.py), and integers of a byte."""
+_BESIDE = (".scales", ".zeros", ".minima", ".order")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,9 @@ class Weights:
         read = {
             name: span
             for name, span in spans.items()
-            # Not the original of a packed tensor, nor an embedding beside an output matrix.
-            if name + _PACKED not in spans and not (has_output and _is(name, _EMBEDDING))
+            # Not the original of integers, nor an embedding beside an output matrix.
+            if not any(name + end in spans for end in _INTEGERS)
+            and not (has_output and _is(name, _EMBEDDING))
         }
         elements = {name: _elements(name, span.shape) for name, span in read.items()}
         return cls(
@@ -61,14 +64,17 @@ class Weights:
 
 
 def _is(name: str, matrix: str) -> bool:
-    return name.removesuffix(_PACKED).endswith(matrix)
+    """Whether it is that matrix, or a part of it."""
+    stem, dot, end = name.rpartition(".")
+    return name.endswith(matrix) or (dot + end in (*_INTEGERS, *_BESIDE) and stem.endswith(matrix))
 
 
 def _elements(name: str, shape: tuple[int, ...]) -> int:
-    """Factors of a matrix product: two to a byte where packed, none in norms and scales."""
-    if name.endswith(_SCALES) or len(shape) < 2:
+    """Factors of a matrix product: none in norms, and in what lies beside integers."""
+    if name.endswith(_BESIDE) or len(shape) < 2:
         return 0
-    return math.prod(shape) * (2 if name.endswith(_PACKED) else 1)
+    of_byte = next((count for end, count in _INTEGERS.items() if name.endswith(end)), 1)
+    return math.prod(shape) * of_byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +97,9 @@ class LayerCosts:
     chunk: int = 0
     readers: int = 1
 
-    def attended(self, position: int, prompt_length: int) -> int:
+    def attended(self, position: int) -> int:
         """Cache slots that a decoded token attends to."""
-        valid = self.geometry.valid(position, prompt_length)
+        valid = self.geometry.valid(position)
         if self.chunk:
             return min(valid, position % self.chunk + 1)
         return min(valid, self.window) if self.window else valid
@@ -137,12 +143,9 @@ class Costs:
             + sum(layer.readers * layer.pair * layer.pairs(length) for layer in self.layers),
         )
 
-    def decode(self, position: int, prompt_length: int, active: int) -> Work:
+    def decode(self, position: int, active: int) -> Work:
         """One token of each active request: read weights and valid slots, write a cache slot."""
-        pairs = [
-            (layer, layer.readers * layer.attended(position, prompt_length))
-            for layer in self.layers
-        ]
+        pairs = [(layer, layer.readers * layer.attended(position)) for layer in self.layers]
         cache = sum(layer.fixed + layer.slot * (slots + 1) for layer, slots in pairs)
         attention = sum(layer.pair * slots for layer, slots in pairs)
         return Work(
@@ -153,8 +156,7 @@ class Costs:
         """Read the eligible positions' keys for the vote; read and write the compressed cache."""
         voting = [layer for layer in self.layers if layer.geometry.K]
         kept = sum(
-            (layer.key + layer.value + layer.slot) * layer.geometry.valid(length - 1, length)
-            + layer.fixed
+            (layer.key + layer.value + layer.slot) * layer.geometry.valid(length - 1) + layer.fixed
             for layer in self.layers
         )
         votes = sum(layer.key * layer.geometry.eligible(length) for layer in voting)

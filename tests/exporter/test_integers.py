@@ -1,4 +1,4 @@
-"""4-bit weights: their layout against ONNX Runtime's, and whole builds against transformers."""
+"""Weights as integers: their layout against ONNX Runtime's, and builds against transformers."""
 
 import json
 from pathlib import Path
@@ -19,11 +19,15 @@ from snapexport.build import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.exporter import int4
 from snapexport.exporter.architectures.families import family_of
+from snapexport.exporter.integers import parts
+from snapexport.exporter.integers.choice import INT4, Rounded
+from snapexport.exporter.integers.marks import Marking
+from snapexport.exporter.integers.rounded import to_nearest
 from snapexport.exporter.link import Traced
 from snapexport.exporter.probe import look
 from snapexport.exporter.trace import trace_decode
+from snapexport.files.safetensors import TensorSpan
 from snapexport.graphs.targets.moe import MoE
 from snapexport.runtime.requests.llm import LLM
 from tests.exporter.test_weights import weights_of
@@ -35,10 +39,20 @@ from tests.oracle.families import config_of
 Array = NDArray[np.float32]
 
 
-def dequantized(packed: NDArray[np.uint8], scales: Array, columns: int) -> Array:
+def quantize(rows: Array) -> tuple[NDArray[np.uint8], Array]:
+    """float32 [n,K] -> the stored integers [n,K/32,16] and scales [n,K/32]."""
+    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % INT4.block)))
+    found = to_nearest(padded.reshape(len(rows), -1, INT4.block), INT4)
+    q = found.q.reshape(*found.scales.shape, INT4.block)
+    return q[..., 0::2] | q[..., 1::2] << 4, found.scales
+
+
+def dequantized(
+    packed: NDArray[np.uint8], scales: Array, columns: int, zeros: Array | int = 8
+) -> Array:
     """The layout's definition, element by element."""
-    q = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*scales.shape, int4.BLOCK)
-    values = (q.astype(np.float32) - 8) * scales[..., None]
+    q = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*scales.shape, INT4.block)
+    values = (q.astype(np.float32) - np.asarray(zeros)[..., None]) * scales[..., None]
     return values.reshape(len(packed), -1)[:, :columns]
 
 
@@ -50,7 +64,7 @@ def read_by_onnxruntime(packed: NDArray[np.uint8], scales: Array, columns: int) 
         ["x", "packed", "scales"],
         ["y"],
         domain="com.microsoft",
-        **{"N": rows, "K": columns, "bits": 4, "block_size": int4.BLOCK},
+        **{"N": rows, "K": columns, "bits": 4, "block_size": INT4.block},
     )
     graph = make_graph(
         [product],
@@ -68,10 +82,10 @@ def read_by_onnxruntime(packed: NDArray[np.uint8], scales: Array, columns: int) 
 @given(st.integers(1, 40), st.integers(1, 100), st.integers(0, 2**32 - 1))
 def test_int4_layout_is_read_by_onnxruntime_as_defined(rows: int, columns: int, seed: int) -> None:
     weights = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
-    packed, scales = int4.quantize(weights)
+    packed, scales = quantize(weights)
     expected = dequantized(packed, scales, columns)
     np.testing.assert_allclose(read_by_onnxruntime(packed, scales, columns), expected, atol=1e-6)
-    step = np.repeat(np.abs(scales), int4.BLOCK, axis=1)[:, :columns]
+    step = np.repeat(np.abs(scales), INT4.block, axis=1)[:, :columns]
     assert (np.abs(expected - weights) <= step * (1 + 1e-5)).all()
     assert np.abs(expected - weights).mean() <= step.mean() / 2
 
@@ -79,7 +93,7 @@ def test_int4_layout_is_read_by_onnxruntime_as_defined(rows: int, columns: int, 
 def test_int4_keeps_zeros_and_the_largest_value_of_a_block_exactly() -> None:
     weights = np.zeros((3, 64), np.float32)
     weights[0, 5], weights[0, 40], weights[2, 63] = -3.0, 7.0, 1e-30
-    packed, scales = int4.quantize(weights)
+    packed, scales = quantize(weights)
     np.testing.assert_allclose(dequantized(packed, scales, 64), weights, rtol=1e-6)
 
 
@@ -108,14 +122,14 @@ def test_int4_build_equals_transformers_with_the_rounded_weights(
 
 def stored(made: Build, original: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of the build's int4 file, as numbers."""
-    parts = weights_of(made)
-    names = {int4.whole(part) for part in parts if int4.whole(part) != part}
-    assert names == {n for n in original if n.endswith(("proj.weight", "lm_head.weight"))}
+    found = weights_of(made)
+    names = {parts.whole(part) for part in found if parts.whole(part) != part}
+    assert names == {n for n in original if "norm" not in n}
     return {
         name: torch.from_numpy(
             dequantized(
-                parts[f"{name}.int4"].numpy(),
-                parts[f"{name}.scales"].numpy(),
+                found[f"{name}.int4"].numpy(),
+                found[f"{name}.scales"].numpy(),
                 original[name].shape[1],
             )
         ).contiguous()
@@ -162,12 +176,18 @@ def test_diff_marks_int4_differences_as_quantized(
     assert all(one["distance"]["max_abs_error"] > 0 for one in found)
 
 
-def test_diff_of_an_int4_build_needs_the_original_weights(
-    int4_build: Build, capsys: pytest.CaptureFixture[str]
+def test_diff_of_an_int4_build_reads_its_own_weights(
+    checkpoint: Path, int4_build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--lengths", "20", "--steps", "4"]
-    assert main(["diff", str(int4_build.directory), *flags]) == 2
-    assert "does not hold model.layers.0." in capsys.readouterr().err
+    """What is left is the rounding of activations."""
+
+    def errors(*flags: str) -> Array:
+        given = ["diff", str(int4_build.directory), *flags, "--lengths", "20", "--steps", "4"]
+        assert main([*given, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["differences"]
+        return np.array([one["distance"]["mean_abs_error"] for one in found], np.float32)
+
+    assert (errors() < 0.25 * errors("--model", str(checkpoint))).all()
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -179,23 +199,26 @@ def test_int4_experts_are_read_by_onnxruntime_as_defined(biased: bool) -> None:
         "index": np.stack([rng.permutation(8)[:3] for _ in range(6)]),
         "weights": rng.random((6, 3), np.float32),
     }
-    rounded, parts = {}, {}
+    rounded, stacks = {}, {}
     for name, shape in {"gate_up": (8, 64, 64), "down": (8, 64, 32)}.items():
-        packed, scales = int4.quantize(
-            rng.standard_normal(shape, np.float32).reshape(-1, shape[-1])
-        )
-        rounded[name] = dequantized(packed, scales, shape[-1]).reshape(shape)
-        parts[f"{name}.int4"] = packed.reshape(*shape[:-1], -1)
-        parts[f"{name}.scales"] = scales.reshape(*shape[:-1], -1)
+        packed, scales = quantize(rng.standard_normal(shape, np.float32).reshape(-1, shape[-1]))
+        zeros = rng.integers(5, 11, scales.shape).astype(np.uint8)
+        rounded[name] = dequantized(packed, scales, shape[-1], zeros.astype(np.float32))
+        rounded[name] = rounded[name].reshape(shape)
+        stacks[f"{name}.int4"] = packed.reshape(*shape[:-1], -1)
+        stacks[f"{name}.scales"] = scales.reshape(*shape[:-1], -1)
+        both = np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2)))
+        stacks[f"{name}.zeros"] = (both[:, 0::2] | both[:, 1::2] << 4).reshape(*shape[:-1], -1)
     activation = {"alpha": 1.0, "beta": 0.0, "limit": 0.0}
     if biased:
         shapes = {"gate_up_bias": (8, 64), "down_bias": (8, 64)}
         biases = {name: rng.standard_normal(one, np.float32) for name, one in shapes.items()}
-        parts, rounded = parts | biases, rounded | biases
+        stacks, rounded = stacks | biases, rounded | biases
         activation = {"alpha": 1.7, "beta": 1.0, "limit": 4.0}
-    graph = experts.marked(choices | parts, "BlockExperts", **activation, block_size=32)
+    sizes = {"block_size": 32, "gate_up_bits": 4, "down_bits": 4}
+    graph = experts.marked(choices | stacks, "BlockExperts", **activation, **sizes)
     MoE().apply(graph)
-    got = experts.run_graph(graph, choices | parts)
+    got = experts.run_graph(graph, choices | stacks)
     expected = experts.defined(
         choices | rounded, **activation | {"limit": activation["limit"] or 3e38}
     )
@@ -219,15 +242,15 @@ def test_int4_build_quantizes_experts_and_no_router(
 
 
 def test_int4_build_of_gpt2_equals_transformers_with_the_rounded_weights(tmp_path: Path) -> None:
-    """All twelve matrices and the head are quantized, though GPT-2's lie as [K,N]."""
+    """All twelve matrices, head and embedding are quantized, though GPT-2's lie as [K,N]."""
     model = checkpoints.make("gpt2", tmp_path / "m")
     options = {"L_max": 64, "policy": "full", "prefill_chunk": 32, "weights": "int4"}
     made = build(model, tmp_path / "b", **options)
-    kept, parts = load_file(model / "model.safetensors"), weights_of(made)
-    names = {int4.whole(part) for part in parts if int4.whole(part) != part}
-    assert len(names) == 13
+    kept, stored = load_file(model / "model.safetensors"), weights_of(made)
+    names = {parts.whole(part) for part in stored if parts.whole(part) != part}
+    assert len(names) == 14
     for name in names:
-        packed, scales = (parts[part].numpy() for part in int4.parts(name))
+        packed, scales = (stored[name + end].numpy() for end in (".int4", ".scales"))
         original = kept[name.removesuffix(".transposed")]
         is_turned = name.endswith(".transposed")
         columns = original.shape[0 if is_turned else 1]
@@ -257,10 +280,13 @@ def test_int4_leaves_routers_and_gates_of_one_row_whole(
 ) -> None:
     config = config_of(name, **experts)
     decoder = look(config, family_of("", config.model_type))
-    trace = int4.marked(Traced.of(trace_decode(decoder, torch.float32), decoder))
-    whole = {one.partition(".layers.1.")[2] for one in trace.sources if one == int4.whole(one)}
+    found = Traced.of(trace_decode(decoder, torch.float32), decoder)
+    shapes = {one: found.model.graph.initializers[n].shape for n, one in found.sources.items()}
+    spans = {n: TensorSpan(Path(), 0, 0, "F32", shape.numpy()) for n, shape in shapes.items()}
+    trace = Marking(spans, Rounded(INT4), decoder.embedding).marked(found)
+    whole = {one.partition(".layers.1.")[2] for one in trace.sources if one == parts.whole(one)}
     assert {one for one in whole if "gate." in one or "router" in one} >= {router}
-    assert not any(int4.whole(one) != one and router in one for one in trace.sources)
+    assert not any(parts.whole(one) != one and router in one for one in trace.sources)
     assert any(one.endswith("self_attn.o_proj.weight.int4") for one in trace.sources)
 
 
@@ -278,7 +304,7 @@ def test_int4_build_stores_no_matrix_in_two_forms(int4_build: Build, checkpoint:
         Path(one.file).name.removesuffix(".safetensors") for one in int4_build.manifest.weights
     }
     wholes = load_file(checkpoint / "model.safetensors").keys() & names
-    assert all("norm" in name or name == "model.embed_tokens.weight" for name in wholes)
+    assert all("norm" in name for name in wholes)
     quantized = {name for name in names if name.endswith((".int4", ".scales"))}
     assert names == wholes | quantized
-    assert not {int4.whole(name) for name in quantized} & wholes
+    assert not {parts.whole(name) for name in quantized} & wholes

@@ -1,0 +1,117 @@
+"""Stores a weight of integers in parts, a file each.
+
+    .int4 | .int8   uint8 [N,blocks,block * bits / 8]: of 4 bits, integer 2i of a block is in the
+                    low half of byte i
+    .scales         [N,blocks], in the build's dtype
+    .zeros          uint8 [N, blocks * bits / 8], as above, rounded up; where blocks differ in it
+    .minima         [N,blocks], in the build's dtype
+    .order          int64 [K]: the weight's column for each column of the integers
+
+w = (q - zero) * scale + minimum; without .zeros the zero is 2^(bits - 1). K is padded to
+whole blocks. Of a stack [E,N,K] the parts are [E,N,...], and integers lie as [E,N,K * bits / 8]:
+this is the layout of MatMulNBits and QMoE.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.exporter.integers.joined import IntegerStack
+from snapexport.exporter.integers.weight import Bits, Form, IntegerRows, IntegerWeight
+from snapexport.exporter.tensor_file import BLOCK, NUMPY_DTYPE, Progress, WeightWriter
+
+SCALES, ZEROS, MINIMA, ORDER, TRANSPOSED = ".scales", ".zeros", ".minima", ".order", ".transposed"
+PACKED: Mapping[Bits, str] = {4: ".int4", 8: ".int8"}
+_ENDS = (*PACKED.values(), SCALES, ZEROS, MINIMA, ORDER)
+
+Weight = IntegerWeight | IntegerStack
+
+
+def whole(part: str) -> str:
+    """The tensor of a part; other names are returned unchanged."""
+    stem, dot, end = part.rpartition(".")
+    return stem if dot + end in _ENDS else part
+
+
+def shapes(form: Form, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """{ending of a part: its shape}, of a tensor [N,K] or [E,N,K]."""
+    *leading, columns = shape
+    blocks = form.count(columns)
+    packed = (blocks, form.block * form.bits // 8)
+    found = {
+        PACKED[form.bits]: (*leading, *(packed if len(leading) == 1 else (prod(packed),))),
+        SCALES: (*leading, blocks),
+    }
+    if form.zero is None:
+        found[ZEROS] = (*leading, -(-blocks * form.bits // 8))
+    if form.minima:
+        found[MINIMA] = (*leading, blocks)
+    if form.ordered:
+        found[ORDER] = (columns,)
+    return found
+
+
+def stored_bits(form: Form, shape: tuple[int, ...], dtype: str) -> int:
+    """Bits of all parts of a weight. dtype: of scales and minima, as safetensors spells it."""
+    return 8 * sum(
+        prod(of_part) * NUMPY_DTYPE[_dtype(end, dtype)].itemsize
+        for end, of_part in shapes(form, shape).items()
+    )
+
+
+def _dtype(end: str, dtype: str) -> str:
+    return dtype if end in (SCALES, MINIMA) else "I64" if end == ORDER else "U8"
+
+
+def write(
+    name: str, weight: Weight, dtype: str, directory: Path, progress: Progress
+) -> Iterator[WeightWriter]:
+    """Write a file for each part. Raises UserError for values that can't be read."""
+    form, of_parts = weight.form, shapes(weight.form, weight.shape)
+    small: dict[str, list[bytes]] = {end: [] for end in (SCALES, ZEROS, MINIMA)}
+    packed = PACKED[form.bits]
+    with WeightWriter(directory, name + packed, "U8", of_parts.pop(packed), progress) as file:
+        for rows in weight.rows(BLOCK):
+            file.write(_padded(rows.q, form).tobytes())
+            for end, values in _small_parts(rows, form, dtype).items():
+                small[end].append(values.tobytes())
+    yield file
+    if weight.order is not None:
+        small[ORDER] = [weight.order.astype(np.int64).tobytes()]
+    for end, shape in of_parts.items():
+        with WeightWriter(directory, name + end, _dtype(end, dtype), shape, progress) as file:
+            for data in small[end]:
+                file.write(data)
+        yield file
+
+
+def _padded(q: NDArray[np.uint8], form: Form) -> NDArray[np.uint8]:
+    """The integers in whole blocks, as they are stored."""
+    rest = -q.shape[1] % form.block
+    if rest:
+        q = np.pad(q, ((0, 0), (0, rest)), constant_values=form.zero or 0).astype(np.uint8)
+    return _packed(q, form.bits)
+
+
+def _packed(values: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
+    """Rows of integers as rows of bytes."""
+    if bits == 8:
+        return values
+    even = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
+    both = even[:, 0::2] | np.left_shift(even[:, 1::2], 4, dtype=np.uint8)
+    return both.astype(np.uint8, copy=False)
+
+
+def _small_parts(rows: IntegerRows, form: Form, dtype: str) -> dict[str, NDArray[np.generic]]:
+    """The other parts of some rows. Minima are those of integers around 2^(bits - 1)."""
+    found: dict[str, NDArray[np.generic]] = {SCALES: rows.scales.astype(NUMPY_DTYPE[dtype])}
+    if rows.zeros is not None:
+        found[ZEROS] = _packed(rows.zeros, form.bits)
+    if rows.minima is not None:
+        assert form.zero is not None
+        shift = np.float32(form.middle - form.zero)
+        found[MINIMA] = (rows.minima + rows.scales * shift).astype(NUMPY_DTYPE[dtype])
+    return found

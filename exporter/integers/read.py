@@ -1,0 +1,48 @@
+"""Reads weights that a build stores as integers back as numbers."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from snapexport.exporter.integers.parts import MINIMA, ORDER, PACKED, SCALES, TRANSPOSED, ZEROS
+
+
+def dequantized(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a build, with fp32 weights in the place of their parts.
+
+    Padding at the end of rows stays. Weights that were transposed lie as they did.
+    """
+    found = dict(stored)
+    for name in stored:
+        for bits, end in PACKED.items():
+            if name.endswith(end):
+                stem = name.removesuffix(end)
+                weight = _weight(found, stem, bits, found.pop(name))
+                turned = stem.endswith(TRANSPOSED)
+                found[stem.removesuffix(TRANSPOSED)] = weight.mT if turned else weight
+    return found
+
+
+def _weight(stored: dict[str, Tensor], stem: str, bits: int, packed: Tensor) -> Tensor:
+    """A weight [...,N,K], whose parts are taken out of `stored`."""
+    scales = stored.pop(stem + SCALES).float()
+    *leading, blocks = scales.shape
+    integers = _integers(packed.reshape(*leading, -1), bits).reshape(*leading, blocks, -1)
+    zeros, minima, order = (stored.pop(stem + end, None) for end in (ZEROS, MINIMA, ORDER))
+    if zeros is None:
+        values = integers - (1 << bits - 1)
+    else:
+        values = integers - _integers(zeros, bits)[..., :blocks, None]
+    values *= scales[..., None]
+    if minima is not None:
+        values += minima.float()[..., None]
+    flat = values.reshape(*leading, -1)
+    return flat if order is None else flat[..., : len(order)][..., torch.argsort(order)]
+
+
+def _integers(packed: Tensor, bits: int) -> Tensor:
+    """Rows of bytes as rows of integers, in fp32."""
+    if bits == 4:
+        packed = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+    return packed.float()
