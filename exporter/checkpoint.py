@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from snapexport.exporter.gguf.header import GgufHeader
     from snapexport.exporter.tensor_file import Tensor
 
+MODELOPT_CONFIG = "hf_quant_config.json"
+QUANTIZATION = "quantization_config"
 SINGLE_FILE = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
 _DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"
@@ -30,6 +32,7 @@ class Checkpoint:
     """A local checkpoint. The spans' files are resolved: no symlinks are left.
 
     gguf: the file that `directory` was made of, which lasts as long as `folder` is referred to.
+    told: what of its quantization a build leaves out.
     """
 
     directory: Path
@@ -38,6 +41,7 @@ class Checkpoint:
     tensors: "Mapping[str, Tensor]"
     gguf: "GgufHeader | None" = None
     folder: "TemporaryDirectory[str] | None" = None
+    told: tuple[str, ...] = ()
 
     @classmethod
     def of_directory(cls, path: Path) -> "Checkpoint":
@@ -48,7 +52,7 @@ class Checkpoint:
         opened = cls.of_configs(path, {})
         folders.require_readable_layout(path, opened.config)
         require_known(opened.config)
-        return replace(opened, tensors=_dequantized(opened.config, _tensors(path)))
+        return _dequantized(replace(opened, tensors=_tensors(path)))
 
     @classmethod
     def of_configs(cls, directory: Path, tensors: "Mapping[str, Tensor]") -> "Checkpoint":
@@ -56,7 +60,7 @@ class Checkpoint:
         generation = directory / GENERATION_CONFIG
         return cls(
             directory,
-            _read(directory / CONFIG),
+            _with_quantization(_read(directory / CONFIG), directory),
             _read(generation) if generation.exists() else {},
             tensors,
         )
@@ -65,6 +69,14 @@ class Checkpoint:
     def source(self) -> Path:
         """What the user named."""
         return self.gguf.file if self.gguf else self.directory
+
+
+def _with_quantization(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """A config with the quantization that ModelOpt writes beside it."""
+    beside = directory / MODELOPT_CONFIG
+    if config.get(QUANTIZATION) is not None or not beside.is_file():
+        return config
+    return config | {QUANTIZATION: {"quant_method": "modelopt", **_read(beside)}}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -87,13 +99,15 @@ def _tensors(directory: Path) -> dict[str, TensorSpan]:
     return {tensor: shards[shard][tensor] for tensor, shard in weight_map.items()}
 
 
-def _dequantized(
-    config: Mapping[str, Any], tensors: Mapping[str, TensorSpan]
-) -> "Mapping[str, Tensor]":
+def _dequantized(stored: Checkpoint) -> Checkpoint:
+    """With the weights that its tensors are parts of."""
     from snapexport.exporter.quantized import read_quantization
 
-    found = read_quantization(config)
-    return found.tensors(tensors) if found else tensors
+    found = read_quantization(stored.config)
+    if found is None:
+        return stored
+    spans = {name: one for name, one in stored.tensors.items() if isinstance(one, TensorSpan)}
+    return replace(stored, tensors=found.tensors(spans), told=found.told)
 
 
 def _require_once(directory: Path, shards: Mapping[str, Iterable[str]]) -> None:

@@ -13,7 +13,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _TIME = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 _METADATA_BYTES = 1 << 12
 _METADATA = ".cache/huggingface/download"
-WANTED = [*READ, *CONVERTIBLE, "*.safetensors", "*.safetensors.index.json"]
+WANTED = [*READ, *CONVERTIBLE, "*.json", "*.safetensors"]
 UNWANTED = ["consolidated*", "*/*"]
 """The vendor's second copy of the weights, and all subfolders."""
 IN_FOLDERS = [name for name in READ if "/" in name]

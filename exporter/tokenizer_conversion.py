@@ -1,4 +1,4 @@
-"""Makes a tokenizer.json of a checkpoint's tokenizer in another format, as transformers converts it.
+"""Makes a tokenizer.json of a tokenizer in another format, as transformers converts it.
 
 Such as Mistral's tekken.json, or SentencePiece's tokenizer.model. Runs no foreign code.
 """
@@ -20,6 +20,9 @@ _NEEDS = {
     "model": "sentencepiece protobuf",
 }
 """Packages that transformers converts with, by the end of a file's name."""
+
+_LEAST = 64
+"""Tokens. transformers makes an empty tokenizer where it doesn't find its class's files."""
 
 
 def converted(folder: Path, texts: Mapping[str, bytes]) -> bytes | None:
@@ -57,6 +60,8 @@ def _by_transformers(folder: Path, sources: list[str], texts: Mapping[str, bytes
             tokenizer = AutoTokenizer.from_pretrained(
                 made, trust_remote_code=False, local_files_only=True
             )
+        if tokenizer.backend_tokenizer.get_vocab_size() < _LEAST:
+            raise ValueError("it makes an empty one")
         text: str = tokenizer.backend_tokenizer.to_str()
     return text.encode()
 
