@@ -100,15 +100,20 @@ def _put_weights(
     mapped: list[NDArray[np.uint8]] = []
     for parameter in model.get_parameters():
         if span := spans.get(parameter.output(0).get_any_name()):
-            # Nothing writes to it: the mode is for OpenVINO, which takes no read-only array.
-            raw = np.memmap(folder / span.file, np.uint8, "c", span.offset, span.nbytes)
-            mapped.append(raw)
+            mapped.append(raw := _mapped(folder, span))
             kind, shape = parameter.get_element_type(), parameter.get_output_shape(0)
             constant = ov.op.Constant(ov.Tensor(raw, shape, kind), shared_memory=True)
             for target in parameter.output(0).get_target_inputs():
                 target.replace_source_output(constant.output(0))
             model.remove_parameter(parameter)
     return mapped
+
+
+def _mapped(folder: Path, span: WeightSpan) -> NDArray[np.uint8]:
+    if not span.nbytes:
+        return np.zeros(0, np.uint8)
+    # Nothing writes to it: the mode is for OpenVINO, which takes no read-only array.
+    return np.memmap(folder / span.file, np.uint8, "c", span.offset, span.nbytes)
 
 
 def _reason(error: Exception) -> str:

@@ -28,13 +28,20 @@ class WeightSpan:
     nbytes: int
 
 
+_EMPTY = WeightSpan("", 0, 0)
+
+
 def split_weights(model: Message) -> tuple[Message, Mapping[str, WeightSpan]]:
     """The same model with its external weights as inputs, and where they lie by name."""
     graph = graph_of(model)
     rest = graph.without(Graph.INITIALIZER)
     spans = {}
     for tensor in graph.messages(Graph.INITIALIZER):
-        if tensor.all(Tensor.EXTERNAL):
+        if 0 in tensor.numbers(Tensor.DIMS):
+            # OpenVINO's reader would forget its other dimensions.
+            spans[tensor.text(Tensor.NAME)] = _EMPTY
+            rest.add(Graph.INPUT, _as_input(tensor))
+        elif tensor.all(Tensor.EXTERNAL):
             spans[tensor.text(Tensor.NAME)] = _span(tensor)
             rest.add(Graph.INPUT, _as_input(tensor))
         else:

@@ -46,7 +46,8 @@ def closed(schema: Any) -> Any:
 class _Closer:
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._copies: dict[str, str] = {}
+        self._copies: dict[int, str] = {}
+        """By the identity of what they are copies of, which many pointers may point to."""
         self._more: dict[str, Any] = {}
         """Definitions that stay open, for objects that are joined with them."""
         self._left = _MOST_NAMES
@@ -155,17 +156,17 @@ class _Closer:
         target = found_at(self._root, pointer)
         if not isinstance(target, Mapping):
             return pointer
-        if pointer not in self._copies:
+        if id(target) not in self._copies:
             known = self._root.get("$defs", {})
             if not isinstance(known, Mapping):
                 return pointer
             name = f"open{len(self._copies)}"
             while name in known:
                 name += "_"
-            self._copies[pointer] = name
+            self._copies[id(target)] = name
             inside = {key: value for key, value in target.items() if key not in _DEFINITIONS}
             self._more[name] = self._open(inside)
-        return f"#/$defs/{self._copies[pointer]}"
+        return f"#/$defs/{self._copies[id(target)]}"
 
 
 def _constraints(schema: Mapping[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from itertools import product
 from typing import Any
 
 import pytest
@@ -174,3 +175,11 @@ def test_names_of_a_hostile_schema_are_not_multiplied() -> None:
     started = time.monotonic()
     found = closed({"$defs": chain | {f"d{count}": A}, "$ref": "#/$defs/d0", "properties": {}})
     assert time.monotonic() - started < 5 and len(json.dumps(found)) < 2_000_000
+
+
+def test_a_schema_is_copied_once_however_its_pointers_are_spelled() -> None:
+    name = "abcdefghij"
+    spelled = product(*((letter, f"%{ord(letter):02x}") for letter in name))
+    every = [{"$ref": f"#/$defs/{''.join(letters)}"} for letters in spelled]
+    found = closed({"$defs": {name: A}, "allOf": every})
+    assert len(every) == 1024 and len(found["$defs"]) == 2
