@@ -27,7 +27,7 @@ from snapexport.contract.packed import (
     processor,
 )
 from snapexport.errors import UserError, needs_extra
-from snapexport.files.whole import PARTIAL, locked, sha256_of, write_whole
+from snapexport.files.whole import locked, sha256_of, write_whole
 
 _PAGE = 4096
 _PREPACKED = "prepacked_"
@@ -54,7 +54,7 @@ def pack(
     """Write packed graphs, and their record. Raises UserError."""
     require_packable(build)
     target = folder(build.directory)
-    if target.exists() and not overwrite:
+    if (target / RECORD).exists() and not overwrite:
         raise UserError(f"{target} exists already", "pass --overwrite to pack the weights again")
     target.parent.mkdir(exist_ok=True)
     try:
@@ -72,32 +72,28 @@ def _packed(
     with needs_extra("cpu"):
         import onnxruntime
 
-    work = target.with_name(FOLDER + PARTIAL)
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    try:
-        with (work / WEIGHTS_FILE).open("xb") as out:
-            pool = _Pool(out, progress)
-            names = [name for name in graphs if name != _WITHOUT_WEIGHTS]
-            for name in names:
-                progress.stage(f"packing {name}")
-                _pack_graph(build.graph(name), work / f"{name}.onnx", pool)
-        record = PackedGraphs(
-            version=onnxruntime.__version__,
-            processor=processor(),
-            graphs={
-                name: PackedGraph(
-                    **_entry(work / f"{name}.onnx"), source=build.manifest.graphs[name].sha256
-                )
-                for name in names
-            },
-            weights=EngineFile(**_entry(work / WEIGHTS_FILE)),
-        )
-        write_whole(work / RECORD, record.model_dump_json(indent=2).encode())
-        shutil.rmtree(target, ignore_errors=True)
-        work.rename(target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    # Without its record a folder is not used: that is written last, and removed first.
+    (target / RECORD).unlink(missing_ok=True)
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    names = [name for name in graphs if name != _WITHOUT_WEIGHTS]
+    with (target / WEIGHTS_FILE).open("xb") as out:
+        pool = _Pool(out, progress)
+        for name in names:
+            progress.stage(f"packing {name}")
+            _pack_graph(build.graph(name), target / f"{name}.onnx", pool)
+    record = PackedGraphs(
+        version=onnxruntime.__version__,
+        processor=processor(),
+        graphs={
+            name: PackedGraph(
+                **_entry(target / f"{name}.onnx"), source=build.manifest.graphs[name].sha256
+            )
+            for name in names
+        },
+        weights=EngineFile(**_entry(target / WEIGHTS_FILE)),
+    )
+    write_whole(target / RECORD, record.model_dump_json(indent=2).encode())
     return record
 
 
