@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 GGUF = ".gguf"
 CONFIG = "config.json"
+MODELOPT_CONFIG = "hf_quant_config.json"
+QUANTIZATION = "quantization_config"
 GENERATION_CONFIG = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
@@ -30,6 +32,7 @@ class Checkpoint:
     """A local checkpoint. The spans' files are resolved: no symlinks are left.
 
     gguf: the file that `directory` was made of, which lasts as long as `folder` is referred to.
+    told: what of its quantization a build leaves out.
     """
 
     directory: Path
@@ -38,15 +41,15 @@ class Checkpoint:
     tensors: "Mapping[str, Tensor]"
     gguf: "GgufHeader | None" = None
     folder: "TemporaryDirectory[str] | None" = None
+    told: tuple[str, ...] = ()
 
     @classmethod
     def of_directory(cls, path: Path) -> "Checkpoint":
         """Read configs and tensor headers. Raises UserError for what is missing or broken."""
         if not (path / CONFIG).is_file():
             raise UserError(f"{path} is not a checkpoint: it has no {CONFIG}", _config_hint(path))
-        stored = _tensors(path)
-        opened = cls.of_configs(path, stored)
-        return replace(opened, tensors=_dequantized(opened.config, stored))
+        opened = cls.of_configs(path, _tensors(path))
+        return _dequantized(opened)
 
     @classmethod
     def of_configs(cls, directory: Path, tensors: "Mapping[str, Tensor]") -> "Checkpoint":
@@ -54,7 +57,7 @@ class Checkpoint:
         generation = directory / GENERATION_CONFIG
         return cls(
             directory,
-            _read(directory / CONFIG),
+            _with_quantization(_read(directory / CONFIG), directory),
             _read(generation) if generation.exists() else {},
             tensors,
         )
@@ -63,6 +66,14 @@ class Checkpoint:
     def source(self) -> Path:
         """What the user named."""
         return self.gguf.file if self.gguf else self.directory
+
+
+def _with_quantization(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """A config with the quantization that ModelOpt writes beside it."""
+    beside = directory / MODELOPT_CONFIG
+    if config.get(QUANTIZATION) is not None or not beside.is_file():
+        return config
+    return config | {QUANTIZATION: {"quant_method": "modelopt", **_read(beside)}}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -85,13 +96,15 @@ def _tensors(directory: Path) -> dict[str, TensorSpan]:
     return {tensor: shards[shard][tensor] for tensor, shard in weight_map.items()}
 
 
-def _dequantized(
-    config: Mapping[str, Any], tensors: Mapping[str, TensorSpan]
-) -> "Mapping[str, Tensor]":
+def _dequantized(stored: Checkpoint) -> Checkpoint:
+    """With the weights that its tensors are parts of."""
     from snapexport.exporter.quantized import read_quantization
 
-    found = read_quantization(config)
-    return found.tensors(tensors) if found else tensors
+    found = read_quantization(stored.config)
+    if found is None:
+        return stored
+    spans = {name: one for name, one in stored.tensors.items() if isinstance(one, TensorSpan)}
+    return replace(stored, tensors=found.tensors(spans), told=found.told)
 
 
 def _require_once(directory: Path, shards: Mapping[str, Iterable[str]]) -> None:

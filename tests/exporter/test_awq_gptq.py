@@ -5,33 +5,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 from snapexport.build import build
 from snapexport.errors import UserError
 from snapexport.exporter.integers import IntegerWeight
 from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.quantized import read_quantization
-from snapexport.exporter.tensor_file import Tensor, blocks
-from snapexport.files.safetensors import read_header
-from tests.exporter.quantized_integers import Arrays, Weight, quantize
+from tests.exporter.quantized_integers import Weight, opened, quantize, values
 from tests.exporter.test_weights import weights_of
 from tests.oracle import checkpoints
 
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
-
-
-def opened(parts: Arrays, config: dict[str, Any], folder: Path) -> Tensor:
-    save_file(parts, folder / "x.safetensors")
-    quantization = read_quantization({"quantization_config": config})
-    assert quantization
-    return quantization.tensors(read_header(folder / "x.safetensors"))["x.weight"]
-
-
-def values(tensor: Tensor, most: int = 1 << 20) -> NDArray[np.float32]:
-    return np.concatenate(list(blocks(tensor, most=most))).reshape(tensor.shape)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +161,7 @@ def test_a_build_has_the_dequantized_weights(method: str, name: str, tmp_path: P
     tensors = open_checkpoint(model).tensors
     for weight, dequantized in expected.items():
         assert np.array_equal(values(tensors[weight]), dequantized)
-    made = weights_of(build(model, tmp_path / "b", L_max=32, dtype="fp32"))
+    made = weights_of(build(model, tmp_path / "b", L_max=32, dtype="fp32", weights="dequantize"))
     for weight, dequantized in expected.items():
         if "experts" not in weight:
             assert np.array_equal(made[weight].numpy(), dequantized)
