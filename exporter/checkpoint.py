@@ -10,6 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from snapexport.errors import UserError
+from snapexport.exporter import folders
+from snapexport.exporter.known import require_known
+from snapexport.exporter.text_files import CONFIG, GENERATION_CONFIG
 from snapexport.files.safetensors import TensorSpan, read_header
 from snapexport.files.untrusted import CONFIG_BYTES, INDEX_BYTES, is_plain_name, read_object
 
@@ -17,11 +20,8 @@ if TYPE_CHECKING:
     from snapexport.exporter.gguf.header import GgufHeader
     from snapexport.exporter.tensor_file import Tensor
 
-GGUF = ".gguf"
-CONFIG = "config.json"
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION = "quantization_config"
-GENERATION_CONFIG = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
 _DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"
@@ -47,9 +47,12 @@ class Checkpoint:
     def of_directory(cls, path: Path) -> "Checkpoint":
         """Read configs and tensor headers. Raises UserError for what is missing or broken."""
         if not (path / CONFIG).is_file():
-            raise UserError(f"{path} is not a checkpoint: it has no {CONFIG}", _config_hint(path))
-        opened = cls.of_configs(path, _tensors(path))
-        return _dequantized(opened)
+            raise folders.without_config(path)
+        folders.require_files(path)
+        opened = cls.of_configs(path, {})
+        folders.require_readable_layout(path, opened.config)
+        require_known(opened.config)
+        return _dequantized(replace(opened, tensors=_tensors(path)))
 
     @classmethod
     def of_configs(cls, directory: Path, tensors: "Mapping[str, Tensor]") -> "Checkpoint":
@@ -120,7 +123,7 @@ def _require_once(directory: Path, shards: Mapping[str, Iterable[str]]) -> None:
 
 def _weight_file(directory: Path, name: str) -> Path:
     if not (directory / name).is_file():
-        raise UserError(f"{directory} has no {name}", _weights_hint(directory))
+        raise folders.without_weights(directory, name)
     return (directory / name).resolve()
 
 
@@ -136,19 +139,3 @@ def _weight_map(index: Path) -> dict[str, str]:
                 _DOWNLOAD_AGAIN,
             )
     return weight_map
-
-
-def _config_hint(directory: Path) -> str:
-    found = sorted(directory.glob(f"*{GGUF}"))
-    if len(found) > 1:
-        few = ", ".join(file.name for file in found[:3]) + (", ..." if len(found) > 3 else "")
-        return f"name one of its {len(found)} GGUF files: {few}"
-    if found:
-        return f"name the GGUF file itself: --model {found[0]}"
-    return "point --model at a directory made by `save_pretrained`"
-
-
-def _weights_hint(directory: Path) -> str:
-    if any(directory.glob("*.bin")):
-        return "only safetensors weights are read: save the model with `save_pretrained` first"
-    return "a checkpoint holds model.safetensors, or shards and model.safetensors.index.json"

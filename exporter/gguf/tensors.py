@@ -74,7 +74,7 @@ def rope_factors(header: GgufHeader) -> NDArray[np.float32] | None:
     stored = header.tensors.get(ROPE_FACTORS)
     if stored is None:
         return None
-    factors = _dequantized(_raw(header.file, stored), stored.kind).reshape(-1)
+    factors = _dequantized(_raw(stored.file or header.file, stored), stored.kind).reshape(-1)
     return None if (factors == 1).all() else factors
 
 
@@ -104,7 +104,7 @@ def read_tensors(
                 f"wants {list(parameters[names[name]])}",
                 ORIGINAL,
             )
-        found[names[name]] = _tensor(header.file, name, stored, processor)
+        found[names[name]] = _tensor(stored.file or header.file, name, stored, processor)
     return found
 
 
