@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from snapexport.errors import UserError, first_line
-from snapexport.exporter.checkpoint import GGUF
+from snapexport.exporter.folders import GGUF
 from snapexport.exporter.text_files import CONVERTIBLE, READ
 from snapexport.files.untrusted import read_text
 
@@ -13,7 +13,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _TIME = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 _METADATA_BYTES = 1 << 12
 _METADATA = ".cache/huggingface/download"
-WANTED = [*READ, *CONVERTIBLE, "*.safetensors", "*.safetensors.index.json"]
+WANTED = [*READ, *CONVERTIBLE, "*.json", "*.safetensors"]
 UNWANTED = ["consolidated*", "*/*"]
 """The vendor's second copy of the weights, and all subfolders."""
 IN_FOLDERS = [name for name in READ if "/" in name]

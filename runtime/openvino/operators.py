@@ -13,9 +13,8 @@ from openvino.frontend.onnx import ConversionExtension
 
 from snapexport.contract.names import DOMAIN
 from snapexport.runtime.openvino.cache_writes import CACHE_ATTENTION
-
-Value = Any
-"""An output of a node of OpenVINO's."""
+from snapexport.runtime.openvino.top_operators import TOP_EXTENSIONS
+from snapexport.runtime.openvino.values import Value, ints, numbers_to, scalar, size
 
 HIDDEN = -60_000.0
 """Added to hidden scores. fp16 has it; the softmax of a row that sees nothing is no NaN."""
@@ -32,8 +31,8 @@ class Operators:
     def extensions(self) -> list[ConversionExtension]:
         """What OpenVINO's reader is given."""
         return [
+            *TOP_EXTENSIONS,
             ConversionExtension("TensorScatter", "", _tensor_scatter),
-            ConversionExtension("TopK", "", _top_k),
             ConversionExtension("Attention", "", self._attention),
             ConversionExtension(CACHE_ATTENTION, DOMAIN, self._cache_attention),
         ]
@@ -42,7 +41,7 @@ class Operators:
         query, key, value = (node.get_input(at) for at in range(3))
         mask, valid = _optional(node, 3), _optional(node, 6)
         causal = bool(node.get_attribute("is_causal", 0))
-        rows, slots = _size(query, 2), _size(key, 2)
+        rows, slots = size(query, 2), size(key, 2)
         bias = self._bias(query, mask, valid, rows, slots, causal=causal)
         return self._attend(node, query, [(key, value, bias)])
 
@@ -52,8 +51,8 @@ class Operators:
         )
         mask, valid = _optional(node, 6), _optional(node, 7)
         causal = bool(node.get_attribute("is_causal", 0))
-        rows, slots, count = _size(query, 2), _size(past_key, 2), _size(new_key, 2)
-        if causal and rows == count and self._dynamic and _size(query, 0) == 1:
+        rows, slots, count = size(query, 2), size(past_key, 2), size(new_key, 2)
+        if causal and rows == count and self._dynamic and size(query, 0) == 1:
             # Its rows are the last valid cache slots, and all before them are seen.
             past = [self._prefix(one, start) for one in (past_key, past_value)]
             bias = self._chunk_bias(query, mask, start, rows, slots)
@@ -69,28 +68,28 @@ class Operators:
         self, node: Any, query: Value, parts: Sequence[tuple[Value, Value, Value | None]]
     ) -> list[Value]:
         """Attention to keys and values that lie in several places."""
-        batch, heads, rows, width = (_size(query, at) for at in range(4))
-        kv_heads = _size(parts[0][0], 1)
+        batch, heads, rows, width = (size(query, at) for at in range(4))
+        kv_heads = size(parts[0][0], 1)
         group = heads // kv_heads
         scale = node.get_attribute("scale", 0.0) or width**-0.5
         softcap = node.get_attribute("softcap", 0.0)
-        folded = op.reshape(query, _ints(batch, kv_heads, group * rows, width), False)
+        folded = op.reshape(query, ints(batch, kv_heads, group * rows, width), False)
         biases = [self._folded(bias, kv_heads, group, rows) for *_, bias in parts]
+        scaled = op.multiply(folded, scalar(scale, query))
         if len(parts) == 1 and not softcap:
             ((key, value, _),) = parts
-            factor = _float(scale, query)
-            bias = biases[0] if biases[0] is not None else _float(0.0, query)
-            out = op.scaled_dot_product_attention(folded, key, value, bias, factor, causal=False)
+            bias = biases[0] if biases[0] is not None else scalar(0.0, query)
+            one = scalar(1.0, query)
+            out = op.scaled_dot_product_attention(scaled, key, value, bias, one, causal=False)
         else:
-            scaled = op.multiply(folded, _float(scale, query))
             scores = [
                 _scores(scaled, key, bias, softcap)
                 for (key, *_), bias in zip(parts, biases, strict=True)
             ]
             shares = op.softmax(op.concat(scores, -1), -1)
             out = _weighted(shares, [value for _, value, _ in parts])
-        width = _size(parts[0][1], 3)
-        return [op.reshape(out, _ints(batch, heads, rows, width), False).output(0)]
+        width = size(parts[0][1], 3)
+        return [op.reshape(out, ints(batch, heads, rows, width), False).output(0)]
 
     def _bias(
         self,
@@ -116,8 +115,8 @@ class Operators:
             own = op.convert_like(op.constant(ahead), query).output(0)
             bias = self._bias(query, mask, None, rows, slots, causal=False)
             if bias is None:
-                shape = op.concat([_ints(1, 1, rows), start], 0)
-                before = op.broadcast(_float(0.0, query), shape)
+                shape = op.concat([ints(1, 1, rows), start], 0)
+                before = op.broadcast(scalar(0.0, query), shape)
             else:
                 before = self._prefix(bias, start, axis=3)
                 own = op.add(own, _columns(bias, start, rows))
@@ -132,10 +131,10 @@ class Operators:
         """The bias of the cache as it was, without what is written over, and of the new states."""
 
         def before() -> Value:
-            first = op.reshape(start, _ints(-1, 1, 1, 1), False)
-            place = op.subtract(_range(slots), first)
-            over = op.logical_and(op.greater_equal(place, _ints(0)), op.less(place, _ints(count)))
-            hidden = op.select(over, _float(HIDDEN, query), _float(0.0, query))
+            first = op.reshape(start, ints(-1, 1, 1, 1), False)
+            place = op.subtract(numbers_to(slots), first)
+            over = op.logical_and(op.greater_equal(place, ints(0)), op.less(place, ints(count)))
+            hidden = op.select(over, scalar(HIDDEN, query), scalar(0.0, query))
             return (hidden if bias is None else op.minimum(hidden, bias)).output(0)
 
         key = _id(bias), _id(start), rows, slots, count, query.get_element_type()
@@ -146,18 +145,18 @@ class Operators:
 
     def _folded(self, bias: Value | None, kv_heads: int, group: int, rows: int) -> Value | None:
         """The bias of folded rows."""
-        if bias is None or group == 1 or (rows == 1 and _size(bias, 1) == 1):
+        if bias is None or group == 1 or (rows == 1 and size(bias, 1) == 1):
             return bias
 
         def make() -> Value:
-            if _size(bias, 1) == 1:
-                return op.tile(bias, _ints(1, 1, group, 1)).output(0)
-            return op.reshape(bias, _ints(0, kv_heads, group * rows, -1), True).output(0)
+            if size(bias, 1) == 1:
+                return op.tile(bias, ints(1, 1, group, 1)).output(0)
+            return op.reshape(bias, ints(0, kv_heads, group * rows, -1), True).output(0)
 
         return self._share(("folded", _id(bias), group), make)
 
     def _prefix(self, tensor: Value, count: Value, axis: int = 2) -> Value:
-        return op.slice(tensor, _ints(0), count, _ints(1), _ints(axis)).output(0)
+        return op.slice(tensor, ints(0), count, ints(1), ints(axis)).output(0)
 
     def _share(self, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
         if key not in self._shared:
@@ -168,25 +167,16 @@ class Operators:
 def _tensor_scatter(node: Any) -> list[Value]:
     """Write `new` [B,H,C,D] into `past` [B,H,S,D], from cache slot start [B] on."""
     past, new, start = (node.get_input(at) for at in range(3))
-    batch, heads, slots, width = (_size(past, at) for at in range(4))
-    count = _size(new, 2)
-    first = op.reshape(start, _ints(-1, 1, 1), False)
+    batch, heads, slots, width = (size(past, at) for at in range(4))
+    count = size(new, 2)
+    first = op.reshape(start, ints(-1, 1, 1), False)
     begins = op.constant(np.arange(batch * heads, dtype=np.int64).reshape(batch, heads, 1) * slots)
     offsets = op.constant(np.arange(count, dtype=np.int64))
-    places = op.reshape(op.add(op.add(begins, first), offsets), _ints(-1), False)
-    rows = op.reshape(past, _ints(batch * heads * slots, width), False)
-    states = op.reshape(new, _ints(batch * heads * count, width), False)
-    written = op.scatter_update(rows, places, states, _ints(0))
-    return [op.reshape(written, _ints(batch, heads, slots, width), False).output(0)]
-
-
-def _top_k(node: Any) -> list[Value]:
-    """Of equal values the one with the lower index comes first, as ONNX has it."""
-    values, count = node.get_input(0), op.reshape(node.get_input(1), _ints(), False)
-    mode = "max" if node.get_attribute("largest", 1) else "min"
-    axis = node.get_attribute("axis", -1)
-    top = op.topk(values, count, axis, mode, "value", index_element_type="i64", stable=True)
-    return list(top.outputs())
+    places = op.reshape(op.add(op.add(begins, first), offsets), ints(-1), False)
+    rows = op.reshape(past, ints(batch * heads * slots, width), False)
+    states = op.reshape(new, ints(batch * heads * count, width), False)
+    written = op.scatter_update(rows, places, states, ints(0))
+    return [op.reshape(written, ints(batch, heads, slots, width), False).output(0)]
 
 
 def _bias(
@@ -194,27 +184,27 @@ def _bias(
 ) -> Value | None:
     bias: Value | None = None
     if valid is not None or causal:
-        end = _ints(slots) if valid is None else op.reshape(valid, _ints(-1, 1, 1, 1), False)
+        end = ints(slots) if valid is None else op.reshape(valid, ints(-1, 1, 1, 1), False)
         if causal:  # a row sees the cache slots up to its own; the last row's is the last valid one
-            last = _ints(rows) if valid is None else end
+            last = ints(rows) if valid is None else end
             end = op.add(last, op.constant(np.arange(1 - rows, 1)[:, None]))
-        bias = op.select(op.less(_range(slots), end), _float(0.0, query), _float(HIDDEN, query))
+        bias = op.select(op.less(numbers_to(slots), end), scalar(0.0, query), scalar(HIDDEN, query))
     if mask is not None and mask.get_element_type() == ov.Type.boolean:
-        mask = op.select(mask, _float(0.0, query), _float(HIDDEN, query))
+        mask = op.select(mask, scalar(0.0, query), scalar(HIDDEN, query))
     given = [one for one in (bias, mask) if one is not None]
     if not given:
         return None
     total = op.add(*given) if len(given) > 1 else op.convert_like(given[0], query)
     if missing := list(range(4 - len(total.get_output_partial_shape(0)))):
-        total = op.unsqueeze(total, _ints(*missing))
+        total = op.unsqueeze(total, ints(*missing))
     # A mask that the graph computes may not know its size.
-    return op.reshape(total, _ints(0, 0, rows, slots), True).output(0)
+    return op.reshape(total, ints(0, 0, rows, slots), True).output(0)
 
 
 def _scores(query: Value, key: Value, bias: Value | None, softcap: float) -> Value:
     scores = op.matmul(query, key, False, True)
     if softcap:
-        limit = _float(softcap, query)
+        limit = scalar(softcap, query)
         scores = op.multiply(op.tanh(op.divide(scores, limit)), limit)
     return scores if bias is None else op.add(scores, bias)
 
@@ -223,11 +213,11 @@ def _weighted(shares: Value, values: Sequence[Value]) -> Value:
     """The sum of values that lie in several places, by their shares."""
     if len(values) == 1:  # whose number may be computed
         return op.matmul(shares, values[0], False, False)
-    ends = np.cumsum([_size(value, 2) for value in values])
+    ends = np.cumsum([size(value, 2) for value in values])
     total = None
     for value, end in zip(values, ends, strict=True):
-        begin = int(end) - _size(value, 2)
-        part = op.slice(shares, _ints(begin), _ints(int(end)), _ints(1), _ints(3))
+        begin = int(end) - size(value, 2)
+        part = op.slice(shares, ints(begin), ints(int(end)), ints(1), ints(3))
         product = op.matmul(part, value, False, False)
         total = product if total is None else op.add(total, product)
     return total
@@ -235,10 +225,10 @@ def _weighted(shares: Value, values: Sequence[Value]) -> Value:
 
 def _columns(bias: Value, start: Value, count: int) -> Value:
     """The bias of `count` cache slots from start [B] on: [B,1 or H,rows,count]."""
-    places = op.add(op.reshape(start, _ints(-1, 1), False), _ints(*range(count)))
-    batch = _ints(_size(start, 0), 1, 1, 1)
+    places = op.add(op.reshape(start, ints(-1, 1), False), ints(*range(count)))
+    batch = ints(size(start, 0), 1, 1, 1)
     whole = op.broadcast(bias, batch, broadcast_spec="BIDIRECTIONAL")
-    return op.gather(whole, places, _ints(3), 1).output(0)
+    return op.gather(whole, places, ints(3), 1).output(0)
 
 
 def _optional(node: Any, at: int) -> Value | None:
@@ -249,22 +239,5 @@ def _optional(node: Any, at: int) -> Value | None:
     return None if value.get_node().get_type_name() == "NullNode" else value
 
 
-def _size(value: Value, axis: int) -> int:
-    return int(value.get_partial_shape()[axis].get_length())
-
-
 def _id(value: Value | None) -> Any:
     return value and (value.get_node().get_name(), value.get_index())
-
-
-def _ints(*values: int) -> Any:
-    return op.constant(np.array(values, np.int64))
-
-
-def _range(count: int) -> Any:
-    return op.constant(np.arange(count, dtype=np.int64))
-
-
-def _float(value: float, like: Value) -> Any:
-    """A scalar of another value's type."""
-    return op.constant(value, like.get_element_type())

@@ -18,6 +18,7 @@ from snapexport.runtime.openvino.cache_writes import CacheWrite, without_writes
 from snapexport.runtime.openvino.inlining import inlined
 from snapexport.runtime.openvino.operators import Operators
 from snapexport.runtime.openvino.schema import Graph, Value, graph_of
+from snapexport.runtime.openvino.top_sets import with_top_sets
 from snapexport.runtime.openvino.weights import WeightSpan, split_weights
 
 _PLACES = "Exception from", "Check '", "FrontEnd API failed", "Model wasn't fully", "--"
@@ -49,7 +50,8 @@ def read_graph(path: Path, entry: GraphEntry, *, dynamic: bool) -> Read:
     Also for a file that is not the graph of the manifest.
     """
     try:
-        model = inlined(Message.read(read_bytes(path, GRAPH_BYTES, REBUILD)))
+        model = Message.read(read_bytes(path, GRAPH_BYTES, REBUILD))
+        model = inlined(with_top_sets(model))
         named = {value.text(Value.NAME) for value in graph_of(model).messages(Graph.INPUT)}
         model, spans = split_weights(model)
         model, writes = without_writes(model)

@@ -24,7 +24,7 @@ class Node:
 class Attribute:
     """AttributeProto. REFERENCE: the attribute of the function whose value it takes."""
 
-    NAME, GRAPH, REFERENCE = 1, 6, 21
+    NAME, INTEGER, GRAPH, REFERENCE = 1, 3, 6, 21
 
 
 class Function:

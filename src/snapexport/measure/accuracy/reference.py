@@ -3,7 +3,6 @@
 Refuses a checkpoint that can't be the build's: every difference would mean nothing.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +13,13 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter import architectures, decoders, derived, fp8, hub
 from snapexport.exporter.architectures import Decoder
-from snapexport.exporter.checkpoint import CONFIG, Checkpoint
+from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.gguf.header import GgufHeader
 from snapexport.exporter.integers.read import dequantized
 from snapexport.exporter.models import make_model
 from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.quiet import quiet
+from snapexport.exporter.text_files import CONFIG
 from snapexport.measure.accuracy.sequence import Array, SequenceRunner
 
 
@@ -72,7 +73,7 @@ def _model_of(build: Build, model: str) -> Any:
     checkpoint = open_checkpoint(hub.resolve(model))
     decoder = _matching_decoder(build, checkpoint)
     if checkpoint.gguf:
-        return _gguf_model(checkpoint.gguf.file, decoder)
+        return _gguf_model(checkpoint.gguf, decoder)
     try:
         return AutoModelForCausalLM.from_pretrained(
             checkpoint.directory, config=decoder.config, dtype=torch.float32
@@ -91,14 +92,20 @@ def _model_of(build: Build, model: str) -> Any:
         ) from None
 
 
-def _gguf_model(file: Path, decoder: Decoder) -> Any:
+def _gguf_model(header: GgufHeader, decoder: Decoder) -> Any:
     """The model with the tensors that transformers itself reads from a GGUF file."""
+    if header.is_split:
+        raise UserError(
+            f"transformers does not read {header.file}, which is split into parts",
+            "leave out --model, which compares with the build's own weights, or join the parts: "
+            "`llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf`",
+        )
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     # from_pretrained would do the same, and ask for `accelerate`.
     model = make_model(decoder.config, dtype=torch.float32).eval()
     with quiet():
-        read = load_gguf_checkpoint(file, return_tensors=True, model_to_load=model)
+        read = load_gguf_checkpoint(header.file, return_tensors=True, model_to_load=model)
     model.load_state_dict(read["tensors"], strict=False, assign=True)
     model.tie_weights()
     return model
