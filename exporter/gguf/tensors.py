@@ -129,7 +129,9 @@ def _processor(architecture: str, config: "PretrainedConfig") -> Any:
 
 
 def _tensor(file: Path, name: str, stored: StoredTensor, processor: Any) -> TensorSpan | Calculated:
-    _require_readable(file, name, stored)
+    kind = KINDS.get(_kind_name(stored.kind)) if len(stored.shape) == 2 else None
+    if kind is None:
+        _require_readable(file, name, stored)
     if len(stored.shape) == 1:
         vector = _dequantized(_raw(file, stored), stored.kind).reshape(-1)
         return GgufTensor(file, stored, values=processor.process(vector, name).weights)
@@ -140,7 +142,7 @@ def _tensor(file: Path, name: str, stored: StoredTensor, processor: Any) -> Tens
     dtype = _PLAIN.get(_kind_name(stored.kind))
     if dtype and not moved:
         return TensorSpan(file, stored.offset, stored.nbytes, dtype, stored.shape)
-    if (kind := KINDS.get(_kind_name(stored.kind))) and len(stored.shape) == 2:
+    if kind:
         _, nbytes = block_sizes()[stored.kind]
         return GgufIntegers(file, name, stored, kind, nbytes, rows if moved else None)
     return GgufTensor(file, stored, rows=rows if moved else None)

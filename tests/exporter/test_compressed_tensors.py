@@ -183,6 +183,14 @@ def test_each_module_has_the_scheme_that_names_it(tmp_path: Path) -> None:
         assert np.array_equal(values(tensor), weight.dequantized)
 
 
+def test_scales_of_caches_alone_are_no_part_of_a_weight(tmp_path: Path) -> None:
+    parts = rows_of_words(Weight(32, 128, 32, 4), "x")
+    parts |= {"y.output_scale": np.ones(1, np.float32), "y.weight": np.ones((2, 2), np.float32)}
+    whole = read_quantization({"quantization_config": config(ints(), kv_cache_scheme={"a": 1})})
+    assert whole is not None and any("caches" in text for text in whole.told)
+    assert opened(parts, config(ints()), tmp_path).shape == (32, 128)
+
+
 def put(name: str, place: Any, value: Any) -> Any:
     return lambda parts: parts[name].__setitem__(place, value)
 

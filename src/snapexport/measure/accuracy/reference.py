@@ -14,7 +14,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter import architectures, decoders, derived, fp8, hub
 from snapexport.exporter.architectures import Decoder
-from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.checkpoint import QUANTIZATION, Checkpoint
 from snapexport.exporter.gguf.header import GgufHeader
 from snapexport.exporter.integers.read import dequantized
 from snapexport.exporter.models import make_model
@@ -84,18 +84,20 @@ def _model_of(build: Build, model: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             checkpoint.directory, config=decoder.config, dtype=torch.float32
         ).eval()
-    except ImportError as error:  # of a package that transformers needs for quantized weights
-        raise UserError(
-            f"transformers cannot read the quantized checkpoint {checkpoint.directory}: "
-            f"{' '.join(str(error).split())!s:.200}",
-            "leave out --model, which compares with the build's own weights, or install that "
-            "package",
-        ) from None
-    except RuntimeError:  # shapes: everything else was checked before
-        raise UserError(
-            f"the weights of {checkpoint.directory} don't fit its {CONFIG}",
-            "download the checkpoint again: the file is damaged or incomplete",
-        ) from None
+    except (ImportError, RuntimeError, ValueError) as error:
+        if checkpoint.config.get(QUANTIZATION) is not None:
+            raise UserError(
+                f"transformers cannot read the quantized checkpoint {checkpoint.directory}: "
+                f"{' '.join(str(error).split())!s:.200}",
+                "leave out --model, which compares with the build's own weights, or install the "
+                "package that transformers needs",
+            ) from None
+        if isinstance(error, RuntimeError):  # shapes: everything else was checked before
+            raise UserError(
+                f"the weights of {checkpoint.directory} don't fit its {CONFIG}",
+                "download the checkpoint again: the file is damaged or incomplete",
+            ) from None
+        raise
 
 
 def _gguf_model(header: GgufHeader, decoder: Decoder) -> Any:
