@@ -23,7 +23,7 @@ RingSlot <L_sink, L_recent, K> (position_ids, prompt_length) => (slot, valid_len
   last_axis = Constant <value_ints = [1]> ()
   p = Squeeze (position_ids, last_axis)
 
-  # ring = R + K if L <= S else R. By a Where, TensorRT for RTX fails if one of two layers has K = 0.
+  # ring = R + K if L <= S else R. By a Where, TensorRT for RTX fails if some layers have K = 0.
   rest = Add (R, k)
   S = Add (s, rest)
   is_whole = LessOrEqual (prompt_length, S)
