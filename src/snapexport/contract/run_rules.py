@@ -33,7 +33,7 @@ BF16 = fact("a bf16 build", "dtype", "bf16")
 OWN_OPERATORS = Choice(
     "a build with --target {target}",
     {"target": "onnxruntime"},
-    lambda f: "target" in f and not capabilities(f["target"]).standard,
+    lambda f: "target" in f and not capabilities(f["target"]).openvino,
     joined="for",
 )
 NO_CUDA_KERNEL = Choice(
@@ -157,8 +157,8 @@ RUN_RULES: tuple[Rule, ...] = (
     Rule(
         OPENVINO,
         OWN_OPERATORS,
-        "it reads standard operators alone",
-        "build it again with --target portable",
+        "it does not read its operators",
+        "build it again with --target openvino or portable",
     ),
     *(
         Rule(choice, NOT_OPENVINO, "it is OpenVINO's", "leave it out, or add --backend openvino")

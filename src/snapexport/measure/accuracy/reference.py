@@ -3,6 +3,7 @@
 Refuses a checkpoint that can't be the build's: every difference would mean nothing.
 """
 
+import gc
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter import architectures, decoders, derived, fp8, hub
 from snapexport.exporter.architectures import Decoder
-from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.checkpoint import QUANTIZATION, Checkpoint
 from snapexport.exporter.gguf.header import GgufHeader
 from snapexport.exporter.integers.read import dequantized
 from snapexport.exporter.models import make_model
@@ -30,21 +31,26 @@ class ReferenceRunner(SequenceRunner):
 
     def __init__(self, model: Any) -> None:
         super().__init__(name="transformers")
-        self.model = model
+        self._model = model
         self._logits: dict[tuple[int, ...], Array] = {}
 
     def activate_impl(self) -> None:
-        """Do nothing: the model is loaded already."""
+        """Do nothing: the logits are there already."""
+
+    def release(self) -> None:
+        """Drop the model, so that its memory is free for the graphs. Its logits are kept."""
+        self._model = None
+        gc.collect()
 
     @torch.no_grad()
     def continuation(self, prompt: list[int], tokens: int) -> list[int]:
         """The model's own greedy continuation, end-of-sequence tokens included."""
         chosen: list[int] = []
-        out = self.model(torch.tensor([prompt]), logits_to_keep=1)
+        out = self._model(torch.tensor([prompt]), logits_to_keep=1)
         rows = [out.logits[0, -1]]
         while len(chosen) < tokens:
             chosen.append(int(rows[-1].argmax()))
-            out = self.model(torch.tensor([chosen[-1:]]), past_key_values=out.past_key_values)
+            out = self._model(torch.tensor([chosen[-1:]]), past_key_values=out.past_key_values)
             rows.append(out.logits[0, -1])
         # This is the sequence that is compared: the model need not run it again.
         self._logits[*prompt, *chosen] = torch.stack(rows).float().numpy()
@@ -78,18 +84,20 @@ def _model_of(build: Build, model: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             checkpoint.directory, config=decoder.config, dtype=torch.float32
         ).eval()
-    except ImportError as error:  # of a package that transformers needs for quantized weights
-        raise UserError(
-            f"transformers cannot read the quantized checkpoint {checkpoint.directory}: "
-            f"{' '.join(str(error).split())!s:.200}",
-            "leave out --model, which compares with the build's own weights, or install that "
-            "package",
-        ) from None
-    except RuntimeError:  # shapes: everything else was checked before
-        raise UserError(
-            f"the weights of {checkpoint.directory} don't fit its {CONFIG}",
-            "download the checkpoint again: the file is damaged or incomplete",
-        ) from None
+    except (ImportError, RuntimeError, ValueError) as error:
+        if checkpoint.config.get(QUANTIZATION) is not None:
+            raise UserError(
+                f"transformers cannot read the quantized checkpoint {checkpoint.directory}: "
+                f"{' '.join(str(error).split())!s:.200}",
+                "leave out --model, which compares with the build's own weights, or install the "
+                "package that transformers needs",
+            ) from None
+        if isinstance(error, RuntimeError):  # shapes: everything else was checked before
+            raise UserError(
+                f"the weights of {checkpoint.directory} don't fit its {CONFIG}",
+                "download the checkpoint again: the file is damaged or incomplete",
+            ) from None
+        raise
 
 
 def _gguf_model(header: GgufHeader, decoder: Decoder) -> Any:
