@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 class InGguf:
     """How GGUF files have an architecture.
 
-    name: in their metadata. only: {key of the metadata, without the name: the one value that is
-    read}, for what transformers takes for given.
+    name: in their metadata. spaced: whether a text gets a leading space, if a file doesn't say.
+    only: {key of the metadata, without the name: the one value that is read}, for what transformers
+    takes for given.
     """
 
     name: str
+    spaced: bool = True
     only: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -36,6 +38,9 @@ class Family:
     gguf: InGguf | None = None
 
 
+PIECES, MERGED_PIECES = "llama", "gemma4"
+"""llama.cpp's names of SentencePiece's tokenizers, by scores and by merges."""
+
 _GEMMA3_ONLY = {
     # Files don't say how scores are scaled: for heads of 256 it is by 256 in all models.
     "attention.key_length": 256,
@@ -50,12 +55,12 @@ _HELD = (
         name="Gemma2ForCausalLM",
         model_type="gemma2",
         # Files don't say how scores are scaled: for heads of 256 it is by 256 in all models.
-        gguf=InGguf(name="gemma2", only={"attention.key_length": 256}),
+        gguf=InGguf(name="gemma2", spaced=False, only={"attention.key_length": 256}),
     ),
     Family(
         name="Gemma3ForCausalLM",
         model_type="gemma3_text",
-        gguf=InGguf(name="gemma3", only=_GEMMA3_ONLY),
+        gguf=InGguf(name="gemma3", spaced=False, only=_GEMMA3_ONLY),
     ),
     Family(name="GptOssForCausalLM", model_type="gpt_oss", quantized=("mxfp4",)),
     Family(name="LlamaForCausalLM", model_type="llama", gguf=InGguf(name="llama")),
