@@ -213,5 +213,11 @@ def dequantized(
     for name, scales in stored.items():
         if name.endswith(ROW_SCALES):
             weight = whole[name.removesuffix(ROW_SCALES)]
-            weight *= scales.repeat_interleave(width, -1)[..., : weight.shape[-1]]
+            of_scale = width or _width(weight.shape[-1], scales.shape[-1])
+            weight *= scales.repeat_interleave(of_scale, -1)[..., : weight.shape[-1]]
     return whole
+
+
+def _width(columns: int, count: int) -> int:
+    """The power of two of which a row has so many blocks: ModelOpt's config lies beside."""
+    return next(width for width in (1 << n for n in range(32)) if -(-columns // width) == count)

@@ -21,9 +21,10 @@ from snapexport.exporter.architectures.fields import (
     require_ranges,
     require_rope,
 )
-from snapexport.exporter.checkpoint import GENERATION_CONFIG, Checkpoint
+from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.quantized import read_quantization
 from snapexport.exporter.special_tokens import end_of_text
+from snapexport.exporter.text_files import GENERATION_CONFIG
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

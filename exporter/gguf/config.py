@@ -37,12 +37,6 @@ def record_of(header: GgufHeader) -> Family:
             f"the architecture {name!r:.100} of {header.file} is not supported",
             f"GGUF files of these are read: {', '.join(known)}",
         )
-    parts = header.metadata.get("split.count", 1)
-    if parts not in (0, 1):
-        raise UserError(
-            f"{header.file} is one of {parts!r:.20} parts of a split file",
-            "join them first: `llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf`",
-        )
     return known[name]
 
 

@@ -22,6 +22,7 @@ from snapexport.exporter.quantized.parts import (
     require_one,
     require_scaled,
     with_weight,
+    without,
 )
 from snapexport.exporter.quantized.quantization import (
     AGAIN,
@@ -84,7 +85,7 @@ class CompressedTensors(Quantization):
 
     def tensors(self, stored: Spans) -> dict[str, Tensor]:
         """With x.weight in the place of its parts."""
-        found, others = by_stem(stored, ("weight_scale",), (*_PARTS, *_OF_ACTIVATIONS))
+        found, others = by_stem(without(stored, _OF_ACTIVATIONS), ("weight_scale",), _PARTS)
         made: dict[str, Tensor] = {}
         for stem, parts in found.items():
             if "weight_packed" not in parts:

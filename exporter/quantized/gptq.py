@@ -91,11 +91,10 @@ class Gptq(Quantization):
 
     def _weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
         packed, rows = require_matrix(f"{stem}.qweight", parts["qweight"])
-        columns, bits = packed * 32 // self.bits, self.bits
-        g_idx = parts.get("g_idx")
+        bits, g_idx = self._bits(rows, parts["qzeros"]), parts.get("g_idx")
+        columns = packed * 32 // bits
         if g_idx is not None and len(g_idx.shape) == 1 and g_idx.nbytes:
             (columns,) = g_idx.shape
-            bits = self._bits(packed, columns)
         groups = self._groups(columns, parts["scales"])
         require(f"{stem}.qweight", parts["qweight"], ("I32",), (words_for(columns, bits), rows))
         zeros = groups.count, words_for(rows, bits)
@@ -116,12 +115,11 @@ class Gptq(Quantization):
         )
         return weight.readable
 
-    def _bits(self, packed: int, columns: int) -> int:
+    def _bits(self, rows: int, zeros: TensorSpan) -> int:
         """Those of a matrix, which `dynamic` may give others than the rest."""
-        if self.dynamic:
-            for bits in _BITS:
-                if words_for(columns, bits) == packed:
-                    return bits
+        for bits in _BITS if self.dynamic else ():
+            if zeros.shape[1:] == (words_for(rows, bits),):
+                return bits
         return self.bits
 
     def _groups(self, columns: int, scales: TensorSpan) -> Groups:

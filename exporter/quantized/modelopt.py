@@ -19,6 +19,7 @@ from snapexport.exporter.quantized.parts import (
     require_one,
     require_scaled,
     with_weight,
+    without,
 )
 from snapexport.exporter.quantized.quantization import (
     KEY,
@@ -44,7 +45,8 @@ _NEUTRAL = ("producer", "config_groups", "quantized_layers")
 """The algorithm tells the same."""
 _CHANGING = ("pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b", "weight_zero_point")
 """Parts that change what a layer computes."""
-_POSSIBLE = ("weight_scale_2", "input_scale", "output_scale", *_CHANGING)
+_POSSIBLE = ("weight_scale_2", *_CHANGING)
+_OF_ACTIVATIONS = ("input_scale", "output_scale")
 _FP4_BLOCK, _MX_BLOCK = 16, 32
 Parts = Mapping[str, TensorSpan]
 
@@ -77,7 +79,7 @@ class ModelOpt(Quantization):
 
     def tensors(self, stored: Spans) -> dict[str, Tensor]:
         """With x.weight in the place of its parts."""
-        found, others = by_stem(stored, ("weight_scale",), _POSSIBLE)
+        found, others = by_stem(without(stored, _OF_ACTIVATIONS), ("weight_scale",), _POSSIBLE)
         made: dict[str, Tensor] = {}
         for stem, parts in found.items():
             for end in _CHANGING:

@@ -21,6 +21,11 @@ _DTYPES |= {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "uint8"}
 Found = dict[str, dict[str, TensorSpan]]
 
 
+def without(stored: Spans, ends: Collection[str]) -> Spans:
+    """The tensors but for parts that are not read, such as scales of activations."""
+    return {name: one for name, one in stored.items() if name.rpartition(".")[2] not in ends}
+
+
 def by_stem(
     stored: Spans, needed: Collection[str], possible: Collection[str] = ()
 ) -> tuple[Found, dict[str, TensorSpan]]:

@@ -19,7 +19,7 @@ from snapexport.runtime.openvino.inlining import inlined
 from snapexport.runtime.openvino.operators import Operators
 from snapexport.runtime.openvino.schema import Graph, Value, graph_of
 from snapexport.runtime.openvino.top_sets import with_top_sets
-from snapexport.runtime.openvino.weights import WeightSpan, split_weights
+from snapexport.runtime.openvino.weights import WeightSpan, mapped_bytes, split_weights
 
 _PLACES = "Exception from", "Check '", "FrontEnd API failed", "Model wasn't fully", "--"
 """How lines of OpenVINO's messages begin that say where, and not why."""
@@ -53,7 +53,7 @@ def read_graph(path: Path, entry: GraphEntry, *, dynamic: bool) -> Read:
         model = Message.read(read_bytes(path, GRAPH_BYTES, REBUILD))
         model = inlined(with_top_sets(model))
         named = {value.text(Value.NAME) for value in graph_of(model).messages(Graph.INPUT)}
-        model, spans = split_weights(model)
+        model, spans = split_weights(model, path.parent)
         model, writes = without_writes(model)
     except (ValueError, KeyError, IndexError, RecursionError) as error:
         raise UserError(
@@ -102,20 +102,13 @@ def _put_weights(
     mapped: list[NDArray[np.uint8]] = []
     for parameter in model.get_parameters():
         if span := spans.get(parameter.output(0).get_any_name()):
-            mapped.append(raw := _mapped(folder, span))
+            mapped.append(raw := mapped_bytes(folder, span))
             kind, shape = parameter.get_element_type(), parameter.get_output_shape(0)
             constant = ov.op.Constant(ov.Tensor(raw, shape, kind), shared_memory=True)
             for target in parameter.output(0).get_target_inputs():
                 target.replace_source_output(constant.output(0))
             model.remove_parameter(parameter)
     return mapped
-
-
-def _mapped(folder: Path, span: WeightSpan) -> NDArray[np.uint8]:
-    if not span.nbytes:
-        return np.zeros(0, np.uint8)
-    # Nothing writes to it: the mode is for OpenVINO, which takes no read-only array.
-    return np.memmap(folder / span.file, np.uint8, "c", span.offset, span.nbytes)
 
 
 def _reason(error: Exception) -> str:

@@ -34,9 +34,9 @@ class Function:
 
 
 class Tensor:
-    """TensorProto. EXTERNAL: where its bytes lie, entries of texts."""
+    """TensorProto. EXTERNAL: where its bytes lie, entries of texts; LOCATION: that they do."""
 
-    DIMS, TYPE, NAME, EXTERNAL = 1, 2, 8, 13
+    DIMS, TYPE, NAME, RAW, EXTERNAL, LOCATION = 1, 2, 8, 9, 13, 14
 
 
 class Entry:

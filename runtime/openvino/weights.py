@@ -5,12 +5,17 @@ OpenVINO would read the files itself, by rules of its own about folders and link
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from snapexport.files.protobuf import Message
 from snapexport.runtime.openvino.schema import (
     Entry,
     Graph,
     Model,
+    Node,
     Shape,
     Tensor,
     Type,
@@ -28,16 +33,24 @@ class WeightSpan:
     nbytes: int
 
 
+_INTEGER_PRODUCT = "MatMulNBits"
 _EMPTY = WeightSpan("", 0, 0)
 
 
-def split_weights(model: Message) -> tuple[Message, Mapping[str, WeightSpan]]:
-    """The same model with its external weights as inputs, and where they lie by name."""
+def split_weights(model: Message, folder: Path) -> tuple[Message, Mapping[str, WeightSpan]]:
+    """The same model with its external weights as inputs, and where they lie by name.
+
+    Integers of products stay weights, with their bytes: OpenVINO's reader looks at them, and
+    rearranges them. folder: the graph's.
+    """
     graph = graph_of(model)
     rest = graph.without(Graph.INITIALIZER)
     spans = {}
+    looked_at = _read_by(graph, _INTEGER_PRODUCT)
     for tensor in graph.messages(Graph.INITIALIZER):
-        if 0 in tensor.numbers(Tensor.DIMS):
+        if tensor.text(Tensor.NAME) in looked_at and tensor.all(Tensor.EXTERNAL):
+            rest.add(Graph.INITIALIZER, _with_bytes(tensor, folder))
+        elif 0 in tensor.numbers(Tensor.DIMS):
             # OpenVINO's reader would forget its other dimensions.
             spans[tensor.text(Tensor.NAME)] = _EMPTY
             rest.add(Graph.INPUT, _as_input(tensor))
@@ -49,10 +62,31 @@ def split_weights(model: Message) -> tuple[Message, Mapping[str, WeightSpan]]:
     return model.without(Model.GRAPH).add(Model.GRAPH, rest), spans
 
 
+def _read_by(graph: Message, operator: str) -> set[str]:
+    """What the nodes of an operator read."""
+    nodes = (one for one in graph.messages(Graph.NODE) if one.text(Node.OPERATOR) == operator)
+    return {name for node in nodes for name in node.texts(Node.INPUT)}
+
+
+def _with_bytes(tensor: Message, folder: Path) -> Message:
+    """A weight that holds its bytes. Raises ValueError for a file without them."""
+    span = _span(tensor)
+    raw = mapped_bytes(folder, span).tobytes()
+    return tensor.without(Tensor.EXTERNAL, Tensor.LOCATION).add(Tensor.RAW, raw)
+
+
 def _span(tensor: Message) -> WeightSpan:
     entries = tensor.messages(Tensor.EXTERNAL)
     said = {entry.text(Entry.KEY): entry.text(Entry.VALUE) for entry in entries}
     return WeightSpan(said["location"], int(said.get("offset", 0)), int(said["length"]))
+
+
+def mapped_bytes(folder: Path, span: WeightSpan) -> NDArray[np.uint8]:
+    """A weight's bytes, mapped."""
+    if not span.nbytes:
+        return np.zeros(0, np.uint8)
+    # Nothing writes to it: the mode is for OpenVINO, which takes no read-only array.
+    return np.memmap(folder / span.file, np.uint8, "c", span.offset, span.nbytes)
 
 
 def _as_input(tensor: Message) -> Message:

@@ -1,5 +1,6 @@
 """AWQ's and GPTQ's weights are read as the integers that were stored; damaged ones are refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,30 @@ def test_gptq_modules_may_have_bits_and_groups_of_their_own(tmp_path: Path) -> N
     assert np.array_equal(values(tensor), weight.dequantized)
 
 
+ROUND: dict[str, Any] = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False}
+ROUND |= {"autoround_version": "0.5.1", "data_type": "int", "iters": 200, "seqlen": 2048}
+
+
+@pytest.mark.parametrize(
+    ("packing", "less"),
+    [("auto_gptq", 1), ("gptq", 1), ("gptqmodel", 0), ("", 0), ("auto_awq", None)],
+)
+def test_auto_round_packs_as_gptq_or_awq(packing: str, less: int | None, tmp_path: Path) -> None:
+    weight = Weight(64, 128, 32, 4)
+    parts = weight.awq("x") if less is None else weight.gptq("x", less)
+    parts.pop("x.g_idx", None)
+    config = ROUND | {"packing_format": f"auto_round:{packing}".rstrip(":")}
+    assert np.array_equal(values(opened(parts, config, tmp_path)), weight.dequantized)
+
+
+def test_auto_round_layers_may_have_bits_of_their_own(tmp_path: Path) -> None:
+    weight = Weight(64, 128, 32, 8)
+    parts = weight.gptq("x")
+    del parts["x.g_idx"]
+    config = ROUND | {"extra_config": {"x": {"bits": 8}}}
+    assert np.array_equal(values(opened(parts, config, tmp_path)), weight.dequantized)
+
+
 def without(name: str) -> Any:
     return lambda parts: parts.pop(name)
 
@@ -137,6 +162,12 @@ def test_damaged_parts_are_refused(spoil: Any, message: str, tmp_path: Path) -> 
         (GPTQ | {"dynamic": {"x": 1}}, "dynamic is no table"),
         (GPTQ | {"dynamic": {"x": {"adapter": 1}}}, "unknown key 'adapter'"),
         (GPTQ | {"surprise": 1}, "unknown key 'surprise'"),
+        (ROUND | {"surprise": 1}, "unknown key 'surprise'"),
+        (ROUND | {"packing_format": "auto_round:fake"}, "packing_format 'auto_round:fake'"),
+        (ROUND | {"act_bits": 8}, "act_bits 8"),
+        (ROUND | {"data_type": "nv_fp"}, "data_type 'nv_fp'"),
+        (ROUND | {"extra_config": {"x": {"data_type": "mx_fp"}}}, "data_type 'mx_fp'"),
+        (ROUND | {"extra_config": [1]}, "extra_config is no table"),
     ],
 )
 def test_configs_that_change_what_weights_mean_are_refused(
@@ -145,6 +176,36 @@ def test_configs_that_change_what_weights_mean_are_refused(
     with pytest.raises(UserError, match=message) as error:
         read_quantization({"quantization_config": config})
     assert error.value.hint
+
+
+OLDER: dict[str, tuple[str, dict[str, Any]]] = {
+    "gptq": ("quantize_config.json", {"bits": 4, "group_size": 16, "desc_act": False}),
+    "awq": (
+        "quant_config.json",
+        {"zero_point": True, "q_group_size": 16, "w_bit": 4, "version": "GEMM"},
+    ),
+}
+
+
+@pytest.mark.parametrize("method", OLDER)
+def test_older_checkpoints_have_their_quantization_beside_the_config(
+    method: str, tmp_path: Path
+) -> None:
+    def parts(stem: str, rows: int, columns: int) -> Any:
+        weight = Weight(rows, columns, 16, 4, seed=rows + columns)
+        return getattr(weight, method)(stem), weight.dequantized
+
+    model = checkpoints.make("llama", tmp_path / "m")
+    plain = (model / "config.json").read_text()
+    expected = quantize(model, {}, parts)
+    (model / "config.json").write_text(plain)
+    with pytest.raises(UserError, match=r"config\.json has no quantization_config"):
+        open_checkpoint(model)
+    file, config = OLDER[method]
+    (model / file).write_text(json.dumps(config))
+    tensors = open_checkpoint(model).tensors
+    for name, dequantized in expected.items():
+        assert np.array_equal(values(tensors[name]), dequantized)
 
 
 @pytest.mark.slow

@@ -7,11 +7,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from snapexport.build import build
 from snapexport.cli.app import main
 from snapexport.errors import UserError
+from snapexport.exporter import fp8
 from snapexport.exporter.integers import IntegerWeight
 from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.quantized import Fp8Tensor, read_quantization
@@ -174,6 +176,14 @@ def test_fp8_of_modelopt_is_read_by_the_shape_of_its_scales(kind: str, tmp_path:
     assert np.array_equal(values(tensor), (q.astype(np.float32) * factors).astype(np.float32))
 
 
+def test_fp8_of_a_build_is_dequantized_without_a_config_too() -> None:
+    """ModelOpt's config lies beside the model's, and is no part of a build."""
+    for columns, count, width in ((576, 5, 128), (96, 1, 128), (256, 8, 32)):
+        q, scales = torch.ones(2, columns), torch.rand(2, count)
+        found = fp8.dequantized({"x": q, "x.row_scales": scales}, {})["x"]
+        assert torch.equal(found, scales.repeat_interleave(width, 1)[:, :columns])
+
+
 def test_each_module_has_the_scheme_that_names_it(tmp_path: Path) -> None:
     of_x = {"targets": ["re:.*x$"], "weights": ints(64, 8)}
     weight = Weight(32, 128, 64, 8)
@@ -181,6 +191,14 @@ def test_each_module_has_the_scheme_that_names_it(tmp_path: Path) -> None:
     for groups in ((of_x, ints()), (ints(), of_x), (ints(), {**of_x, "targets": ["x"]})):
         tensor = opened(parts, config(*groups, format="mixed-precision"), tmp_path)
         assert np.array_equal(values(tensor), weight.dequantized)
+
+
+def test_scales_of_caches_alone_are_no_part_of_a_weight(tmp_path: Path) -> None:
+    parts = rows_of_words(Weight(32, 128, 32, 4), "x")
+    parts |= {"y.output_scale": np.ones(1, np.float32), "y.weight": np.ones((2, 2), np.float32)}
+    whole = read_quantization({"quantization_config": config(ints(), kv_cache_scheme={"a": 1})})
+    assert whole is not None and any("caches" in text for text in whole.told)
+    assert opened(parts, config(ints()), tmp_path).shape == (32, 128)
 
 
 def put(name: str, place: Any, value: Any) -> Any:

@@ -108,7 +108,7 @@ def renamed(name: str, other: str | None) -> Callable[[GGUFWriter], object]:
         (set_to(general__architecture=3), "the architecture 3 of"),
         (set_to(general__architecture=None), "the architecture None of"),
         (set_to(general__alignment=48), "general.alignment is 48, no power of two"),
-        (set_to(split__count=3), "is one of 3 parts of a split file"),
+        (set_to(split__count=3), "is one of 3 parts of a split file, and is not called so"),
         (set_to(llama__block_count=None), "has no llama.block_count"),
         (set_to(llama__block_count=0), "num_hidden_layers is 0, not a whole number from 1"),
         (set_to(llama__block_count=2**32 - 1), "num_hidden_layers is 4294967295"),

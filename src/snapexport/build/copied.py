@@ -13,6 +13,7 @@ from snapexport.exporter.text_files import (
     READ,
     TOKENIZER_CONFIG,
 )
+from snapexport.exporter.tokenizer_conversion import converted
 from snapexport.files.tokenizer_file import TOKENIZER, parse_tokenizer
 from snapexport.files.untrusted import decoded, parse_object, read_bytes
 from snapexport.runtime.chat import template_files
@@ -34,6 +35,8 @@ def read_texts(
         if os.path.lexists(path):
             found[name] = read_bytes(path, most, _HINT).removeprefix(codecs.BOM_UTF8)
             _require_sound(path, found[name])
+    if TOKENIZER not in found and (made := converted(checkpoint, found)):
+        found[TOKENIZER] = made
     found = _with_processors_template(found)
     found = found if is_whole else with_special_tokens(found, vocab_size)
     return {name: text for name, text in found.items() if name in COPIED}

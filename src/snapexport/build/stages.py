@@ -25,6 +25,7 @@ from snapexport.contract.manifest import (
     Manifest,
     TraceName,
 )
+from snapexport.contract.targets import capabilities
 from snapexport.contract.verified import Verified
 from snapexport.exporter import fp8, link, mtp, trace, weights
 from snapexport.exporter.batch import with_batch
@@ -112,7 +113,8 @@ def _quantized(
         return checkpoint, traced, {}
     decoder = resolved.decoder
     chosen = choice.of_flag(options.weights, decoder)
-    marking = Marking(checkpoint.tensors, chosen, decoder.embedding)
+    with_experts = capabilities(options.target).integer_experts
+    marking = Marking(checkpoint.tensors, chosen, decoder.embedding, with_experts)
     return (
         checkpoint,
         {name: marking.marked(trace) for name, trace in traced.items()},

@@ -33,7 +33,7 @@ BF16 = fact("a bf16 build", "dtype", "bf16")
 OWN_OPERATORS = Choice(
     "a build with --target {target}",
     {"target": "onnxruntime"},
-    lambda f: "target" in f and not capabilities(f["target"]).standard,
+    lambda f: "target" in f and not capabilities(f["target"]).openvino,
     joined="for",
 )
 IN_16_BITS = Choice(
@@ -164,7 +164,7 @@ RUN_RULES: tuple[Rule, ...] = (
             OPENVINO,
             choice,
             "its code for 16 bits in a graph was found to be wrong (2026.4)",
-            "build it again with --target portable --dtype fp32, without --cache-dtype, and add "
+            "build it again with --target openvino --dtype fp32, without --cache-dtype, and add "
             "--precision bf16",
         )
         for choice in (IN_16_BITS, CACHES_IN_16_BITS)
@@ -172,8 +172,8 @@ RUN_RULES: tuple[Rule, ...] = (
     Rule(
         OPENVINO,
         OWN_OPERATORS,
-        "it reads standard operators alone",
-        "build it again with --target portable",
+        "it does not read its operators",
+        "build it again with --target openvino or portable",
     ),
     *(
         Rule(choice, NOT_OPENVINO, "it is OpenVINO's", "leave it out, or add --backend openvino")
