@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION = "quantization_config"
+_OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_PACKED = ".qweight"
 SINGLE_FILE = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
 _DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"
@@ -103,11 +105,27 @@ def _dequantized(stored: Checkpoint) -> Checkpoint:
     """With the weights that its tensors are parts of."""
     from snapexport.exporter.quantized import read_quantization
 
+    stored = _with_older_quantization(stored)
     found = read_quantization(stored.config)
     if found is None:
         return stored
     spans = {name: one for name, one in stored.tensors.items() if isinstance(one, TensorSpan)}
     return replace(stored, tensors=found.tensors(spans), told=found.told)
+
+
+def _with_older_quantization(stored: Checkpoint) -> Checkpoint:
+    """With the quantization that AutoGPTQ and AutoAWQ once wrote beside the config."""
+    packed = next((name for name in stored.tensors if name.endswith(_PACKED)), None)
+    if packed is None or stored.config.get(QUANTIZATION) is not None:
+        return stored
+    for name, method in _OLDER.items():
+        if (beside := stored.directory / name).is_file():
+            config = {"quant_method": method, **_read(beside)}
+            return replace(stored, config=stored.config | {QUANTIZATION: config})
+    raise UserError(
+        f"the checkpoint has the quantized tensor {packed}, and {CONFIG} has no {QUANTIZATION}",
+        f"download {CONFIG} again, or {' or '.join(_OLDER)}, if the checkpoint has one",
+    )
 
 
 def _require_once(directory: Path, shards: Mapping[str, Iterable[str]]) -> None:

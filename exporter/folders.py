@@ -115,6 +115,23 @@ def without_weights(folder: Path, name: str) -> UserError:
     return UserError(f"{folder} has no {name}{said}", hint)
 
 
+def require_of_hub(model: str, folder: Path, names: Iterable[str]) -> None:
+    """Raise UserError for a repository of the Hub whose weights are of another kind.
+
+    folder: what was downloaded of it. names: all of its files.
+    """
+    top = [name for name in names if "/" not in name]
+    found = sorted(name for name in names if name.endswith(GGUF))
+    if found:
+        raise UserError(
+            f"'{model}' has GGUF files on the Hub, and no model.safetensors",
+            f"download one and name it: `hf download {model} {found[0]} --local-dir .`"
+            + (f"; it has {len(found)}" if len(found) > 1 else ""),
+        )
+    if told := _of_adapter(folder, top) or _of_kinds(top, [n.split("/")[-1] for n in names]):
+        raise UserError(f"'{model}' has no model.safetensors on the Hub: {told[0]}", told[1])
+
+
 def require_gguf(path: Path) -> None:
     """Raise UserError for a file that is known to be something else than a GGUF file."""
     if path.suffix in (_SAFETENSORS, ".json"):
@@ -143,14 +160,21 @@ def _told(folder: Path, names: list[str]) -> tuple[str, str]:
         if told := tell(folder, names):
             return told
     below = [name for sub in names for name in _below(folder / sub)]
-    for where in (names, below):
-        for kind in _KINDS:
-            found = [name for name in where if any(fnmatch(name, one) for one in kind.files)]
-            if found:
-                return f"it is {kind.what} ({found[0]})", kind.hint
+    if told := _of_kinds(names, below):
+        return told
     if not names:
         return "it is empty", "download the checkpoint into it"
     return "", "point --model at a directory made by `save_pretrained`"
+
+
+def _of_kinds(*places: list[str]) -> tuple[str, str] | None:
+    """The first kind of which there is a file, by the places in turn."""
+    for names in places:
+        for kind in _KINDS:
+            found = [name for name in names if any(fnmatch(name, one) for one in kind.files)]
+            if found:
+                return f"it is {kind.what} ({found[0]})", kind.hint
+    return None
 
 
 def _of_adapter(folder: Path, names: list[str]) -> tuple[str, str] | None:

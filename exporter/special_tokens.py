@@ -22,7 +22,7 @@ from snapexport.exporter.text_files import (
     READ,
     TOKENIZER_CONFIG,
 )
-from snapexport.files.tokenizer_file import TOKENIZER, parse_tokenizer
+from snapexport.files.tokenizer_file import TOKENIZER, parse_tokenizer, tokenizer_errors
 from snapexport.files.untrusted import read_bytes
 
 Texts = Mapping[str, bytes]
@@ -58,13 +58,9 @@ def read_tokenizer(texts: Texts) -> Any:
         for kind in (AutoTokenizer, PreTrainedTokenizerFast):
             if kind is AutoTokenizer and CONFIG not in texts:
                 continue
-            try:
-                with quiet():
-                    return kind.from_pretrained(
-                        name, trust_remote_code=False, local_files_only=True
-                    )
-            except Exception:  # transformers raises whatever a class of its does
-                continue
+            # transformers raises whatever a class of its does, and panics of Rust's.
+            with suppress(UserError), tokenizer_errors(TOKENIZER), quiet():
+                return kind.from_pretrained(name, trust_remote_code=False, local_files_only=True)
     return None
 
 

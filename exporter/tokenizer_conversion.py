@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from snapexport.errors import UserError, first_line
+from snapexport.errors import UserError
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.text_files import CONVERTIBLE
-from snapexport.files.tokenizer_file import TOKENIZER
+from snapexport.files.tokenizer_file import TOKENIZER, tokenizer_errors
 from snapexport.files.untrusted import TOKENIZER_BYTES, open_regular
 
 _NEEDS = {
@@ -21,6 +21,7 @@ _NEEDS = {
 }
 """Packages that transformers converts with, by the end of a file's name."""
 
+_FAILED = "no tokenizer"
 _LEAST = 64
 """Tokens. transformers makes an empty tokenizer where it doesn't find its class's files."""
 
@@ -34,13 +35,14 @@ def converted(folder: Path, texts: Mapping[str, bytes]) -> bytes | None:
     if not sources:
         return None
     try:
-        return _by_transformers(folder, sources, texts)
-    except Exception as error:  # transformers raises whatever its converters do
+        with tokenizer_errors(_FAILED):  # whatever transformers' converters raise
+            return _by_transformers(folder, sources, texts)
+    except UserError as error:
         needed = [one for end, one in _NEEDS.items() if sources[0].endswith(end)]
         install = f"`pip install {needed[0]}`, and " if needed else ""
         raise UserError(
             f"{folder} has {sources[0]} and no {TOKENIZER}, and transformers cannot convert it: "
-            f"{first_line(error)!s:.200}",
+            f"{error.message.removeprefix(f'{_FAILED}: ')!s:.200}",
             f"{install}write it with transformers: AutoTokenizer.from_pretrained(FOLDER)"
             f".save_pretrained(FOLDER); or take {TOKENIZER} from the same model elsewhere; or move "
             f"{sources[0]} away to build without a tokenizer",

@@ -23,11 +23,13 @@ RingSlot <L_sink, L_recent, K> (position_ids, prompt_length) => (slot, valid_len
   last_axis = Constant <value_ints = [1]> ()
   p = Squeeze (position_ids, last_axis)
 
-  # ring = R + K if L <= S else R
+  # ring = R + K if L <= S else R. By a Where, TensorRT for RTX fails if some layers have K = 0.
   rest = Add (R, k)
   S = Add (s, rest)
   is_whole = LessOrEqual (prompt_length, S)
-  ring = Where (is_whole, rest, R)
+  whole = Cast <to = 7> (is_whole)
+  others = Mul (whole, k)
+  ring = Add (R, others)
 
   # slot = p if p < s else s + (p - s) mod ring
   past_sinks = Sub (p, s)

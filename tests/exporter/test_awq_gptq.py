@@ -1,5 +1,6 @@
 """AWQ's and GPTQ's weights are read as the integers that were stored; damaged ones are refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,36 @@ def test_configs_that_change_what_weights_mean_are_refused(
     with pytest.raises(UserError, match=message) as error:
         read_quantization({"quantization_config": config})
     assert error.value.hint
+
+
+OLDER: dict[str, tuple[str, dict[str, Any]]] = {
+    "gptq": ("quantize_config.json", {"bits": 4, "group_size": 16, "desc_act": False}),
+    "awq": (
+        "quant_config.json",
+        {"zero_point": True, "q_group_size": 16, "w_bit": 4, "version": "GEMM"},
+    ),
+}
+
+
+@pytest.mark.parametrize("method", OLDER)
+def test_older_checkpoints_have_their_quantization_beside_the_config(
+    method: str, tmp_path: Path
+) -> None:
+    def parts(stem: str, rows: int, columns: int) -> Any:
+        weight = Weight(rows, columns, 16, 4, seed=rows + columns)
+        return getattr(weight, method)(stem), weight.dequantized
+
+    model = checkpoints.make("llama", tmp_path / "m")
+    plain = (model / "config.json").read_text()
+    expected = quantize(model, {}, parts)
+    (model / "config.json").write_text(plain)
+    with pytest.raises(UserError, match=r"config\.json has no quantization_config"):
+        open_checkpoint(model)
+    file, config = OLDER[method]
+    (model / file).write_text(json.dumps(config))
+    tensors = open_checkpoint(model).tensors
+    for name, dequantized in expected.items():
+        assert np.array_equal(values(tensors[name]), dequantized)
 
 
 @pytest.mark.slow

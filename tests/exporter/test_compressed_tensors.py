@@ -7,11 +7,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from snapexport.build import build
 from snapexport.cli.app import main
 from snapexport.errors import UserError
+from snapexport.exporter import fp8
 from snapexport.exporter.integers import IntegerWeight
 from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.quantized import Fp8Tensor, read_quantization
@@ -172,6 +174,14 @@ def test_fp8_of_modelopt_is_read_by_the_shape_of_its_scales(kind: str, tmp_path:
     parts = {"x.weight": q, "x.weight_scale": scales}
     tensor = opened(parts, {"quant_method": "modelopt", **found}, tmp_path)
     assert np.array_equal(values(tensor), (q.astype(np.float32) * factors).astype(np.float32))
+
+
+def test_fp8_of_a_build_is_dequantized_without_a_config_too() -> None:
+    """ModelOpt's config lies beside the model's, and is no part of a build."""
+    for columns, count, width in ((576, 5, 128), (96, 1, 128), (256, 8, 32)):
+        q, scales = torch.ones(2, columns), torch.rand(2, count)
+        found = fp8.dequantized({"x": q, "x.row_scales": scales}, {})["x"]
+        assert torch.equal(found, scales.repeat_interleave(width, 1)[:, :columns])
 
 
 def test_each_module_has_the_scheme_that_names_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from snapexport.build import pipeline
 from snapexport.build.options import BuildOptions
 from snapexport.cli.app import main
 from snapexport.errors import UserError
+from snapexport.exporter.hub import resolve
 from snapexport.exporter.opening import open_checkpoint
 from tests.refused import refused
 
@@ -183,3 +184,30 @@ def test_folder_beside_other_files_is_read(mine: Path) -> None:
     (mine / "original/consolidated.00.pth").write_text("x")
     assert open_checkpoint(mine).tensors
     assert main(["plan", "--model", str(mine), "--L-max", "64", "--memory", "1GiB"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (
+            ["a.Q4.gguf", "b.gguf", "config.json"],
+            "`hf download owner/name a.Q4.gguf --local-dir .`",
+        ),
+        (["adapter_config.json", "adapter_model.safetensors"], "a LoRA adapter of owner/base"),
+        (["pytorch_model.bin", "config.json"], "weights as pickles"),
+        (["onnx/model.onnx", "config.json"], "an ONNX export"),
+        (["README.md"], "has no config.json"),
+    ],
+)
+def test_repository_of_the_hub_with_other_weights_is_told(
+    names: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "commit").mkdir()
+    (folder / "adapter_config.json").write_text(ADAPTER)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda *_, **__: names)
+    if "adapter_config.json" not in names:
+        (folder / "adapter_config.json").unlink()
+    with pytest.raises(UserError) as error:
+        open_checkpoint(resolve("owner/name"))
+    assert words in f"{error.value.message} {error.value.hint}"

@@ -3,6 +3,7 @@
 Refuses a checkpoint that can't be the build's: every difference would mean nothing.
 """
 
+import gc
 from typing import Any
 
 import torch
@@ -30,21 +31,26 @@ class ReferenceRunner(SequenceRunner):
 
     def __init__(self, model: Any) -> None:
         super().__init__(name="transformers")
-        self.model = model
+        self._model = model
         self._logits: dict[tuple[int, ...], Array] = {}
 
     def activate_impl(self) -> None:
-        """Do nothing: the model is loaded already."""
+        """Do nothing: the logits are there already."""
+
+    def release(self) -> None:
+        """Drop the model, so that its memory is free for the graphs. Its logits are kept."""
+        self._model = None
+        gc.collect()
 
     @torch.no_grad()
     def continuation(self, prompt: list[int], tokens: int) -> list[int]:
         """The model's own greedy continuation, end-of-sequence tokens included."""
         chosen: list[int] = []
-        out = self.model(torch.tensor([prompt]), logits_to_keep=1)
+        out = self._model(torch.tensor([prompt]), logits_to_keep=1)
         rows = [out.logits[0, -1]]
         while len(chosen) < tokens:
             chosen.append(int(rows[-1].argmax()))
-            out = self.model(torch.tensor([chosen[-1:]]), past_key_values=out.past_key_values)
+            out = self._model(torch.tensor([chosen[-1:]]), past_key_values=out.past_key_values)
             rows.append(out.logits[0, -1])
         # This is the sequence that is compared: the model need not run it again.
         self._logits[*prompt, *chosen] = torch.stack(rows).float().numpy()
