@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from snapexport.errors import UserError
 from snapexport.exporter.gguf import lists
 from snapexport.exporter.gguf.cursor import Listed, Value
@@ -158,6 +160,8 @@ def _kinds(header: GgufHeader, count: int) -> list[int]:
         return [NORMAL] * count
     if len(found) < count:
         raise unusable(header, f"it has {len(found)} types of {count} tokens")
+    if not np.isfinite(found).all():
+        raise unusable(header, "it has types of tokens that are no numbers")
     return [int(kind) for kind in found[:count]]
 
 

@@ -61,6 +61,9 @@ def trace_model(
     options = resolved.options
     traced = _traced(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
     checkpoint, traced, integers = _quantized(resolved, traced)
+    read = {tensor for trace in traced.values() for tensor in trace.sources.values()}
+    for text in told.notes(checkpoint.tensors, read, integers, options.dtype):
+        progress.note(text)
     progress.stage("placing the weights")
     if options.tensor_parallel > 1:
         count, dtype_name = options.tensor_parallel, options.dtype
@@ -68,7 +71,7 @@ def trace_model(
     else:
         placed = weights.place(
             checkpoint,
-            {tensor for trace in traced.values() for tensor in trace.sources.values()},
+            read,
             options.dtype,
             directory / WEIGHTS,
             progress.written,
