@@ -10,6 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from snapexport.errors import UserError
+from snapexport.exporter import folders
+from snapexport.exporter.known import require_known
+from snapexport.exporter.text_files import CONFIG, GENERATION_CONFIG
 from snapexport.files.safetensors import TensorSpan, read_header
 from snapexport.files.untrusted import CONFIG_BYTES, INDEX_BYTES, is_plain_name, read_object
 
@@ -17,9 +20,10 @@ if TYPE_CHECKING:
     from snapexport.exporter.gguf.header import GgufHeader
     from snapexport.exporter.tensor_file import Tensor
 
-GGUF = ".gguf"
-CONFIG = "config.json"
-GENERATION_CONFIG = "generation_config.json"
+MODELOPT_CONFIG = "hf_quant_config.json"
+QUANTIZATION = "quantization_config"
+_OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_PACKED = ".qweight"
 SINGLE_FILE = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
 _DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"
@@ -30,6 +34,7 @@ class Checkpoint:
     """A local checkpoint. The spans' files are resolved: no symlinks are left.
 
     gguf: the file that `directory` was made of, which lasts as long as `folder` is referred to.
+    told: what of its quantization a build leaves out.
     """
 
     directory: Path
@@ -38,15 +43,18 @@ class Checkpoint:
     tensors: "Mapping[str, Tensor]"
     gguf: "GgufHeader | None" = None
     folder: "TemporaryDirectory[str] | None" = None
+    told: tuple[str, ...] = ()
 
     @classmethod
     def of_directory(cls, path: Path) -> "Checkpoint":
         """Read configs and tensor headers. Raises UserError for what is missing or broken."""
         if not (path / CONFIG).is_file():
-            raise UserError(f"{path} is not a checkpoint: it has no {CONFIG}", _config_hint(path))
-        stored = _tensors(path)
-        opened = cls.of_configs(path, stored)
-        return replace(opened, tensors=_dequantized(opened.config, stored))
+            raise folders.without_config(path)
+        folders.require_files(path)
+        opened = cls.of_configs(path, {})
+        folders.require_readable_layout(path, opened.config)
+        require_known(opened.config)
+        return _dequantized(replace(opened, tensors=_tensors(path)))
 
     @classmethod
     def of_configs(cls, directory: Path, tensors: "Mapping[str, Tensor]") -> "Checkpoint":
@@ -54,7 +62,7 @@ class Checkpoint:
         generation = directory / GENERATION_CONFIG
         return cls(
             directory,
-            _read(directory / CONFIG),
+            _with_quantization(_read(directory / CONFIG), directory),
             _read(generation) if generation.exists() else {},
             tensors,
         )
@@ -63,6 +71,14 @@ class Checkpoint:
     def source(self) -> Path:
         """What the user named."""
         return self.gguf.file if self.gguf else self.directory
+
+
+def _with_quantization(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """A config with the quantization that ModelOpt writes beside it."""
+    beside = directory / MODELOPT_CONFIG
+    if config.get(QUANTIZATION) is not None or not beside.is_file():
+        return config
+    return config | {QUANTIZATION: {"quant_method": "modelopt", **_read(beside)}}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -85,13 +101,31 @@ def _tensors(directory: Path) -> dict[str, TensorSpan]:
     return {tensor: shards[shard][tensor] for tensor, shard in weight_map.items()}
 
 
-def _dequantized(
-    config: Mapping[str, Any], tensors: Mapping[str, TensorSpan]
-) -> "Mapping[str, Tensor]":
+def _dequantized(stored: Checkpoint) -> Checkpoint:
+    """With the weights that its tensors are parts of."""
     from snapexport.exporter.quantized import read_quantization
 
-    found = read_quantization(config)
-    return found.tensors(tensors) if found else tensors
+    stored = _with_older_quantization(stored)
+    found = read_quantization(stored.config)
+    if found is None:
+        return stored
+    spans = {name: one for name, one in stored.tensors.items() if isinstance(one, TensorSpan)}
+    return replace(stored, tensors=found.tensors(spans), told=found.told)
+
+
+def _with_older_quantization(stored: Checkpoint) -> Checkpoint:
+    """With the quantization that AutoGPTQ and AutoAWQ once wrote beside the config."""
+    packed = next((name for name in stored.tensors if name.endswith(_PACKED)), None)
+    if packed is None or stored.config.get(QUANTIZATION) is not None:
+        return stored
+    for name, method in _OLDER.items():
+        if (beside := stored.directory / name).is_file():
+            config = {"quant_method": method, **_read(beside)}
+            return replace(stored, config=stored.config | {QUANTIZATION: config})
+    raise UserError(
+        f"the checkpoint has the quantized tensor {packed}, and {CONFIG} has no {QUANTIZATION}",
+        f"download {CONFIG} again, or {' or '.join(_OLDER)}, if the checkpoint has one",
+    )
 
 
 def _require_once(directory: Path, shards: Mapping[str, Iterable[str]]) -> None:
@@ -107,7 +141,7 @@ def _require_once(directory: Path, shards: Mapping[str, Iterable[str]]) -> None:
 
 def _weight_file(directory: Path, name: str) -> Path:
     if not (directory / name).is_file():
-        raise UserError(f"{directory} has no {name}", _weights_hint(directory))
+        raise folders.without_weights(directory, name)
     return (directory / name).resolve()
 
 
@@ -123,19 +157,3 @@ def _weight_map(index: Path) -> dict[str, str]:
                 _DOWNLOAD_AGAIN,
             )
     return weight_map
-
-
-def _config_hint(directory: Path) -> str:
-    found = sorted(directory.glob(f"*{GGUF}"))
-    if len(found) > 1:
-        few = ", ".join(file.name for file in found[:3]) + (", ..." if len(found) > 3 else "")
-        return f"name one of its {len(found)} GGUF files: {few}"
-    if found:
-        return f"name the GGUF file itself: --model {found[0]}"
-    return "point --model at a directory made by `save_pretrained`"
-
-
-def _weights_hint(directory: Path) -> str:
-    if any(directory.glob("*.bin")):
-        return "only safetensors weights are read: save the model with `save_pretrained` first"
-    return "a checkpoint holds model.safetensors, or shards and model.safetensors.index.json"

@@ -103,7 +103,16 @@ def by_model_names(checkpoint: Checkpoint, decoder: Decoder) -> Checkpoint:
             tensors[target] = checkpoint.tensors[name]
     for target, found in _collected(checkpoint.tensors, model).items():
         tensors |= _converted(target, found, model)
-    return replace(checkpoint, tensors=tensors)
+    return replace(checkpoint, tensors=_under_sources(tensors, decoder.names.tied))
+
+
+def _under_sources(tensors: dict[str, Tensor], tied: Mapping[str, str]) -> dict[str, Tensor]:
+    """Tied weights under the name that graphs read, whichever of their names is stored."""
+    moved = {
+        source: name for name, source in tied.items() if name in tensors and source not in tensors
+    }
+    kept = {name: one for name, one in tensors.items() if name not in moved.values()}
+    return kept | {source: tensors[name] for source, name in moved.items()}
 
 
 def _collected(tensors: Mapping[str, Tensor], model: Any) -> dict[str, _Collected]:

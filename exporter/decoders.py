@@ -11,8 +11,10 @@ from snapexport.exporter.architectures import Decoder, Family, require_readable
 from snapexport.exporter.architectures.config import fix_longrope, require_expressible
 from snapexport.exporter.architectures.families import family_of
 from snapexport.exporter.architectures.fields import CORRECT
-from snapexport.exporter.checkpoint import CONFIG, Checkpoint
+from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.known import read_as, unsupported
 from snapexport.exporter.probe import look
+from snapexport.exporter.text_files import CONFIG
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -73,10 +75,6 @@ def _known_family(family: Family, config: "PretrainedConfig", *, is_whole: bool)
         return family
     if isinstance(known, str) and config.model_type != family.model_type:
         return family_of(known, config.model_type)
-    read_as = f"transformers reads it as {known}" if known else "transformers has no such decoder"
-    raise UserError(
-        f"the architecture {family.name:.100} of a model_type '{family.model_type:.100}' is "
-        f"not supported: {read_as}",
-        "use a checkpoint of a causal language model; code that comes with a checkpoint is never "
-        "run",
-    )
+    if isinstance(known, str):
+        raise read_as(family.name, family.model_type, known)
+    raise unsupported(family.name, family.model_type, "transformers has no such decoder")

@@ -1,10 +1,11 @@
 """Resolves `--model` to a local directory, and reads the hashes that the Hub left beside files."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from snapexport.errors import UserError, first_line
-from snapexport.exporter.checkpoint import GGUF
+from snapexport.exporter.folders import GGUF, require_of_hub
 from snapexport.exporter.text_files import CONVERTIBLE, READ
 from snapexport.files.untrusted import read_text
 
@@ -13,7 +14,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _TIME = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 _METADATA_BYTES = 1 << 12
 _METADATA = ".cache/huggingface/download"
-WANTED = [*READ, *CONVERTIBLE, "*.safetensors", "*.safetensors.index.json"]
+WANTED = [*READ, *CONVERTIBLE, "*.json", "*.safetensors"]
 UNWANTED = ["consolidated*", "*/*"]
 """The vendor's second copy of the weights, and all subfolders."""
 IN_FOLDERS = [name for name in READ if "/" in name]
@@ -42,7 +43,18 @@ def _download(model: str) -> Path:
             f"'{model}' is no local directory, and its download failed: {first_line(error)}",
             "check the name, the network and `hf auth login`, or pass a local directory",
         ) from None
+    if not any(directory.glob("*.safetensors")):
+        require_of_hub(model, directory, _files_of(model, commit))
     return directory
+
+
+def _files_of(model: str, commit: str) -> list[str]:
+    """All files of a repository; none where the Hub can't be asked."""
+    import huggingface_hub
+
+    with suppress(Exception):  # it is a help, and not needed
+        return list(huggingface_hub.list_repo_files(model, revision=commit))
+    return []
 
 
 def recorded_sha256(file: Path) -> str | None:

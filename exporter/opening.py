@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from snapexport.errors import UserError
-from snapexport.exporter.checkpoint import GGUF, Checkpoint
+from snapexport.exporter import folders
+from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.gguf.opening import open_gguf
 
 
@@ -11,7 +12,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Read configs and tensor headers. Raises UserError for what is missing or broken."""
     if path.is_dir():
         return Checkpoint.of_directory(path)
-    if path.suffix == GGUF or path.is_file():
+    if path.suffix == folders.GGUF or path.is_file():
+        folders.require_files(path)
+        folders.require_gguf(path)
         return open_gguf(path)
     raise UserError(
         f"no such directory: {path}",

@@ -6,15 +6,24 @@ defaults. Afterwards tokenizer.json and tokenizer_config.json have them all. No 
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from snapexport.errors import UserError
 from snapexport.exporter.quiet import quiet
-from snapexport.exporter.text_files import CHAT_TEMPLATE, CONFIG, MORE_TEMPLATES, TOKENIZER_CONFIG
-from snapexport.files.tokenizer_file import TOKENIZER, parse_tokenizer
+from snapexport.exporter.text_files import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    MORE_TEMPLATES,
+    READ,
+    TOKENIZER_CONFIG,
+)
+from snapexport.files.tokenizer_file import TOKENIZER, parse_tokenizer, tokenizer_errors
+from snapexport.files.untrusted import read_bytes
 
 Texts = Mapping[str, bytes]
 
@@ -49,14 +58,21 @@ def read_tokenizer(texts: Texts) -> Any:
         for kind in (AutoTokenizer, PreTrainedTokenizerFast):
             if kind is AutoTokenizer and CONFIG not in texts:
                 continue
-            try:
-                with quiet():
-                    return kind.from_pretrained(
-                        name, trust_remote_code=False, local_files_only=True
-                    )
-            except Exception:  # transformers raises whatever a class of its does
-                continue
+            # transformers raises whatever a class of its does, and panics of Rust's.
+            with suppress(UserError), tokenizer_errors(TOKENIZER), quiet():
+                return kind.from_pretrained(name, trust_remote_code=False, local_files_only=True)
     return None
+
+
+def end_of_text(directory: Path, vocab_size: int) -> int | None:
+    """The tokenizer's own end token, for a model whose configs have none."""
+    texts = {}
+    for name, most in READ.items():
+        with suppress(UserError, OSError):
+            texts[name] = read_bytes(directory / name, most, "")
+    seen = read_tokenizer(texts) if TOKENIZER in texts else None
+    token = seen.eos_token_id if seen is not None and seen.eos_token else None
+    return token if type(token) is int and token < vocab_size else None
 
 
 def _text(value: object) -> object:

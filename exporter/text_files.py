@@ -38,6 +38,7 @@ CONVERTIBLE = (
     "spiece.model",
     "tokenizer.model.v3",
     "vocab.json",
+    "merges.txt",
     "vocab.txt",
     "qwen.tiktoken",
 )

@@ -101,7 +101,7 @@ def _compress_cache(
     ]
     positions = select(graph, geometry, layer, scores, states, names.topk_positions(layer))
     inputs = [states.key, states.value, states.prompt_length, positions]
-    ring = {"L_sink": layout.L_sink, "L_recent": layout.ring_slots}
+    ring = {"L_sink": layout.L_sink, "L_recent": layout.L_recent, "spare": layout.spare}
     call(graph, SNAPSTREAM_GATHER, inputs, kept, **ring)
     prompt = Prompt(states.key, states.value, states.prompt_length)
     graph.outputs.extend(storage.compressed(graph, layer, prompt, kept))

@@ -40,7 +40,7 @@ class GatherProblem(ctypes.Structure):
     """SnapStreamGather's shapes and attributes."""
 
     _fields_: ClassVar[Sequence[tuple[str, type]]] = _fields(
-        "kv_heads T head_dim sink recent K", _int
+        "kv_heads T head_dim sink recent K spare", _int
     )
 
 

@@ -71,8 +71,9 @@ class Vote:
 
 
 def eligible(p: "SelectProblem", length: int) -> range:
-    """Positions that neither sinks nor ring hold."""
-    return range(p.sink, max(p.sink, length - p.recent))
+    """Positions that neither sinks nor ring hold; none if the cache slots hold the prompt."""
+    is_whole = length <= p.sink + p.recent + p.K
+    return range(p.sink, p.sink if is_whole else length - p.recent)
 
 
 def scores(p: "SelectProblem", query: "Tensor", key: "Tensor", length: int) -> "Tensor":
@@ -130,11 +131,15 @@ def gather(p: "GatherProblem", cache: "Tensor", positions: "Tensor", length: int
     """The compressed cache [Hkv,S,D] of one of keys and values [Hkv,T,D]; positions [Hkv,K]."""
     import torch
 
-    slots = [-1] * (p.sink + p.recent)
-    for position in range(length):
-        ring = p.sink + (position - p.sink) % p.recent
-        slots[position if position < p.sink else ring] = position
-    window = torch.tensor(slots, device=cache.device).expand(p.kv_heads, -1)
-    sources = torch.cat([window, positions], dim=1)
+    ring = p.recent + p.spare
+    slots = p.sink + ring + p.K
+    sources = torch.full((p.kv_heads, slots), -1, device=cache.device)
+    if length <= slots - p.spare:
+        sources[:, :length] = torch.arange(length, device=cache.device)
+    else:
+        for position in range(length):
+            slot = p.sink + (position - p.sink) % ring
+            sources[:, position if position < p.sink else slot] = position
+        sources[:, slots - p.K :] = positions
     rows = cache.gather(1, sources.clamp(min=0)[..., None].expand(-1, -1, p.head_dim))
     return rows.where((sources >= 0)[..., None], 0)

@@ -14,7 +14,7 @@
                  followers/   what has state for each batch slot; table.py lists them
                  rows         `Row`: what a batch slot holds: view, copy_out, copy_in
                  backend      `GraphBackend`: what runs the graphs
-    ort/ trt/    ONNX Runtime and TensorRT as backends
+    ort/ openvino/ trt/    ONNX Runtime, OpenVINO and TensorRT as backends
     ranks/       an executor over several processes
     chat/        from a conversation to a prompt, by the build's chat template
 

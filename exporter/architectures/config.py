@@ -21,8 +21,10 @@ from snapexport.exporter.architectures.fields import (
     require_ranges,
     require_rope,
 )
-from snapexport.exporter.checkpoint import GENERATION_CONFIG, Checkpoint
+from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.quantized import read_quantization
+from snapexport.exporter.special_tokens import end_of_text
+from snapexport.exporter.text_files import GENERATION_CONFIG
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -148,7 +150,6 @@ def _ropes(config: "PretrainedConfig") -> list[dict[str, Any]]:
 def model_facts(decoder: Decoder, checkpoint: Checkpoint) -> ModelFacts:
     """The manifest's facts of the model. Raises UserError."""
     config, layers = decoder.config, decoder.layers
-    eos = checkpoint.generation_config.get("eos_token_id", config.eos_token_id)
     return ModelFacts(
         architecture=decoder.family.name,
         num_hidden_layers=len(layers),
@@ -161,7 +162,7 @@ def model_facts(decoder: Decoder, checkpoint: Checkpoint) -> ModelFacts:
         num_experts=decoder.experts.experts if decoder.experts else 0,
         attention_chunk_size=_chunks(decoder),
         longrope=decoder.longrope,
-        eos_token_id=_end_tokens(eos, config.vocab_size),
+        eos_token_id=_end_tokens(_end(checkpoint, config), config.vocab_size),
     )
 
 
@@ -224,6 +225,19 @@ def _stretched(limit: int, rope: dict[str, Any]) -> int:
         return limit
     trained = rope.get("original_max_position_embeddings") or limit
     return max(limit, int(rope["factor"] * trained))
+
+
+def _end(checkpoint: Checkpoint, config: "PretrainedConfig") -> object:
+    """The first that says what ends an answer: generation_config.json, the configs, the tokenizer.
+
+    A vision-language model's config says so for its text too.
+    """
+    whole, text = checkpoint.config, checkpoint.config.get("text_config")
+    asked = (checkpoint.generation_config, whole, text if isinstance(text, dict) else {})
+    said = [one["eos_token_id"] for one in asked if one.get("eos_token_id") is not None]
+    if said or (default := config.eos_token_id) is None:
+        return said[0] if said else end_of_text(checkpoint.directory, config.vocab_size)
+    return default
 
 
 def _end_tokens(eos: object, vocab_size: int) -> list[int]:

@@ -44,6 +44,11 @@ def low_bits_first(raw: Bytes) -> Bytes:
     return np.unpackbits(np.ascontiguousarray(raw), axis=-1, bitorder="little")
 
 
+def q1_0(raw: Bytes) -> Parts:
+    """128 signs after a scale: 0 is negative."""
+    return Parts(np.uint8(7) + np.uint8(2) * low_bits_first(raw[:, 2:]), fp16(raw[:, :2]))
+
+
 def q4_0(raw: Bytes) -> Parts:
     """32 integers of 4 bits after a scale."""
     return Parts(fields(raw[:, 2:], 16, 4), fp16(raw[:, :2]))

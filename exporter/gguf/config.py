@@ -10,6 +10,7 @@ from snapexport.errors import UserError
 from snapexport.exporter.architectures import HELD, Family
 from snapexport.exporter.architectures.fields import require_ranges
 from snapexport.exporter.gguf.cursor import Listed, Value
+from snapexport.exporter.gguf.end_tokens import end_tokens
 from snapexport.exporter.gguf.header import DOWNLOAD_AGAIN, GgufHeader
 from snapexport.exporter.gguf.keys import (
     TOKENIZER,
@@ -18,12 +19,13 @@ from snapexport.exporter.gguf.keys import (
     require_understood,
 )
 from snapexport.exporter.gguf.rope import llama3_scaling, rope_scaling
+from snapexport.exporter.gguf.vocabulary import Vocabulary
 from snapexport.exporter.quiet import quiet
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_END_OF_TEXT, _END_OF_TURN = "ggml.eos_token_id", "ggml.eot_token_id"
+_ENDS = tuple(f"{TOKENIZER}.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 
 
 def record_of(header: GgufHeader) -> Family:
@@ -34,12 +36,6 @@ def record_of(header: GgufHeader) -> Family:
         raise UserError(
             f"the architecture {name!r:.100} of {header.file} is not supported",
             f"GGUF files of these are read: {', '.join(known)}",
-        )
-    parts = header.metadata.get("split.count", 1)
-    if parts not in (0, 1):
-        raise UserError(
-            f"{header.file} is one of {parts!r:.20} parts of a split file",
-            "join them first: `llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf`",
         )
     return known[name]
 
@@ -83,10 +79,13 @@ def _require_single(header: GgufHeader, entries: Mapping[str, Value], names: Ite
 
 
 def generation_config(header: GgufHeader) -> dict[str, Any]:
-    """The end tokens: that of a text, and that of a turn."""
-    tokens = own_metadata(header, TOKENIZER)
-    _require_single(header, tokens, (_END_OF_TEXT, _END_OF_TURN))
-    ends = [*dict.fromkeys(tokens[key] for key in (_END_OF_TEXT, _END_OF_TURN) if key in tokens)]
+    """All tokens that end an answer. Raises UserError for a tokenizer that is not read."""
+    vocabulary = Vocabulary.of(header)
+    if vocabulary is None:
+        _require_single(header, header.metadata, _ENDS)
+        ends = [header.metadata[key] for key in _ENDS if key in header.metadata]
+    else:
+        ends = [*end_tokens(vocabulary)]
     return {"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}
 
 

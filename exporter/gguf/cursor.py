@@ -8,7 +8,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-_NUMBERS = {
+NUMBERS = {
     0: struct.Struct("<B"),
     1: struct.Struct("<b"),
     2: struct.Struct("<H"),
@@ -22,8 +22,8 @@ _NUMBERS = {
     12: struct.Struct("<d"),
 }
 """The format's types of numbers."""
-_TEXT, _LIST = 8, 9
-_LENGTH, _KIND = _NUMBERS[10], _NUMBERS[4]
+TEXT, _LIST = 8, 9
+_LENGTH, _KIND = NUMBERS[10], NUMBERS[4]
 _TEXT_BYTES = 1 << 20
 _NAME_BYTES = 1 << 10
 _LISTED = 1 << 22
@@ -32,9 +32,11 @@ _LISTED = 1 << 22
 
 @dataclass(frozen=True)
 class Listed:
-    """A list that was stepped over."""
+    """A list that was stepped over. kind: of its elements, which begin at `at` (`lists.py`)."""
 
     length: int
+    kind: int = TEXT
+    at: int = 0
 
 
 Value = bool | int | float | str | Listed
@@ -64,13 +66,13 @@ class Cursor:
         return int(self._number(_LENGTH))
 
     def _value(self, kind: int) -> Value:
-        if kind == _TEXT:
+        if kind == TEXT:
             return self._text(_TEXT_BYTES)
         if kind == _LIST:
             return self._list()
-        if kind not in _NUMBERS:
+        if kind not in NUMBERS:
             raise ValueError(f"its metadata has a value of type {kind}, which is not known")
-        number: bool | int | float = self._number(_NUMBERS[kind])
+        number: bool | int | float = self._number(NUMBERS[kind])
         return number
 
     def _list(self) -> Listed:
@@ -78,14 +80,15 @@ class Cursor:
         self._listed += length
         if self._listed > _LISTED:
             raise ValueError(f"its lists have more than {_LISTED} elements")
-        if kind == _TEXT:
+        start = self.at
+        if kind == TEXT:
             for _ in range(length):
                 self._take(self.length())
-        elif kind in _NUMBERS:
-            self._take(length * _NUMBERS[kind].size)
+        elif kind in NUMBERS:
+            self._take(length * NUMBERS[kind].size)
         else:
             raise ValueError(f"its metadata has a list of type {kind}, which is not known")
-        return Listed(length)
+        return Listed(length, kind, start)
 
     def _text(self, most: int) -> str:
         length = self.length()

@@ -32,12 +32,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as the file has it. kind: number of its type. shape: in PyTorch's order."""
+    """A tensor as the file has it. kind: number of its type. shape: in PyTorch's order.
+
+    file: the part of a split file that has it; None: the header's.
+    """
 
     kind: int
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,11 @@ class GgufHeader:
     file: Path
     metadata: dict[str, Value]
     tensors: dict[str, StoredTensor]
+
+    @property
+    def is_split(self) -> bool:
+        """Whether its tensors lie in several files."""
+        return any(tensor.file for tensor in self.tensors.values())
 
 
 def read_header(path: Path, blocks: BlockSizes) -> GgufHeader:

@@ -25,13 +25,14 @@ class Kind:
     parts: Callable[[Bytes], Parts]
 
 
-_MIDDLE_4 = {32: Form(4, 32, 8), 16: Form(4, 16, 8), 256: Form(4, 256, 8)}
+_MIDDLE_4 = {block: Form(4, block, 8) for block in (16, 32, 128, 256)}
 _MIDDLE_8 = {32: Form(8, 32, 128), 16: Form(8, 16, 128)}
 _FROM_0 = {4: Form(4, 32, 0, minima=True), 5: Form(8, 32, 112, minima=True)}
 """By the bits of integers from 0 on, which are moved by the zero to the middle of their container:
 sums of products would cancel otherwise, and the error of activations in 8 bits would not."""
 
 KINDS: Mapping[str, Kind] = {
+    "Q1_0": Kind(_MIDDLE_4[128], blocks.q1_0),
     "Q4_0": Kind(_MIDDLE_4[32], blocks.q4_0),
     "Q4_1": Kind(_FROM_0[4], blocks.q4_1),
     "Q5_0": Kind(_MIDDLE_8[32], blocks.q5_0),
@@ -56,7 +57,10 @@ KINDS: Mapping[str, Kind] = {
     "IQ4_NL": Kind(_MIDDLE_8[32], tables.iq4_nl),
     "IQ4_XS": Kind(_MIDDLE_8[32], tables.iq4_xs),
 }
-"""By ggml's names. Dequantized, each equals what the package `gguf` makes of it, bit for bit."""
+"""By ggml's names. Dequantized, each equals what the package `gguf` makes of it, bit for bit.
+
+The package does not dequantize Q1_0.
+"""
 
 
 @dataclass(frozen=True, eq=False)

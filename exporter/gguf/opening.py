@@ -20,9 +20,9 @@ def open_gguf(path: Path) -> Checkpoint:
         import gguf  # noqa: F401
 
         from snapexport.exporter import architectures, decoders, shapes
-        from snapexport.exporter.gguf import config, header, tensors, texts
+        from snapexport.exporter.gguf import config, split, tensors, texts
 
-    read = header.read_header(path, tensors.block_sizes())
+    read = split.read_whole(path, tensors.block_sizes())
     record = config.record_of(read)
     folder = tempfile.TemporaryDirectory(prefix="snapexport-gguf-")
     with _in_words_of(path):

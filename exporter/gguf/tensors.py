@@ -74,7 +74,7 @@ def rope_factors(header: GgufHeader) -> NDArray[np.float32] | None:
     stored = header.tensors.get(ROPE_FACTORS)
     if stored is None:
         return None
-    factors = _dequantized(_raw(header.file, stored), stored.kind).reshape(-1)
+    factors = _dequantized(_raw(stored.file or header.file, stored), stored.kind).reshape(-1)
     return None if (factors == 1).all() else factors
 
 
@@ -104,7 +104,7 @@ def read_tensors(
                 f"wants {list(parameters[names[name]])}",
                 ORIGINAL,
             )
-        found[names[name]] = _tensor(header.file, name, stored, processor)
+        found[names[name]] = _tensor(stored.file or header.file, name, stored, processor)
     return found
 
 
@@ -129,7 +129,9 @@ def _processor(architecture: str, config: "PretrainedConfig") -> Any:
 
 
 def _tensor(file: Path, name: str, stored: StoredTensor, processor: Any) -> TensorSpan | Calculated:
-    _require_readable(file, name, stored)
+    kind = KINDS.get(_kind_name(stored.kind)) if len(stored.shape) == 2 else None
+    if kind is None:
+        _require_readable(file, name, stored)
     if len(stored.shape) == 1:
         vector = _dequantized(_raw(file, stored), stored.kind).reshape(-1)
         return GgufTensor(file, stored, values=processor.process(vector, name).weights)
@@ -140,7 +142,7 @@ def _tensor(file: Path, name: str, stored: StoredTensor, processor: Any) -> Tens
     dtype = _PLAIN.get(_kind_name(stored.kind))
     if dtype and not moved:
         return TensorSpan(file, stored.offset, stored.nbytes, dtype, stored.shape)
-    if (kind := KINDS.get(_kind_name(stored.kind))) and len(stored.shape) == 2:
+    if kind:
         _, nbytes = block_sizes()[stored.kind]
         return GgufIntegers(file, name, stored, kind, nbytes, rows if moved else None)
     return GgufTensor(file, stored, rows=rows if moved else None)

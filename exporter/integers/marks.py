@@ -47,12 +47,14 @@ _OF_PRODUCTS, _OF_LOOKUPS, _OF_EXPERTS = (
 class Marking:
     """Marks the traces of one checkpoint. weights: what they read as integers, by name.
 
-    embedding: the name of the only matrix whose rows are looked up as integers.
+    embedding: the name of the only matrix whose rows are looked up as integers. experts: whether
+    stacks of experts become integers too.
     """
 
     tensors: Mapping[str, Tensor]
     choice: Choice
     embedding: str
+    experts: bool = True
     weights: dict[str, Weight] = field(default_factory=dict)
     _chosen: dict[str, Weight | None] = field(default_factory=dict)
 
@@ -60,7 +62,7 @@ class Marking:
         """The trace with markers. Its sources have the parts, and lack what nothing reads now."""
         one = _MarkedTrace(self, trace.model, dict(trace.sources))
         routers = _routers(trace.model)
-        for experts in _experts(trace.model):
+        for experts in _experts(trace.model) if self.experts else ():
             one.mark_experts(experts)
         for name in trace.sources:
             weight = trace.model.graph.initializers[name]

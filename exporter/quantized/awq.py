@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.exporter.quantized.groups import Floats, Groups
+from snapexport.exporter.quantized.grouped import GroupedWeight
+from snapexport.exporter.quantized.groups import Groups
 from snapexport.exporter.quantized.packed import unpacked
 from snapexport.exporter.quantized.parts import (
     FLOATS,
@@ -27,7 +28,6 @@ from snapexport.exporter.quantized.quantization import (
     require_value,
     require_values,
 )
-from snapexport.exporter.quantized.transposed import Transposed
 from snapexport.exporter.tensor_file import Tensor
 from snapexport.files.safetensors import TensorSpan
 
@@ -87,19 +87,24 @@ class Awq(Quantization):
         require(f"{stem}.qzeros", parts["qzeros"], ("I32",), (groups.count, words))
         require(f"{stem}.scales", parts["scales"], FLOATS, (groups.count, rows))
         weight = AwqWeight(
-            f"{stem}.weight",
-            rows,
-            groups,
-            4,
-            parts["qweight"],
-            parts["qzeros"],
-            parts["scales"],
+            name=f"{stem}.weight",
+            count=rows,
+            groups=groups,
+            bits=4,
+            weights=parts["qweight"],
+            zeros=parts["qzeros"],
+            scales=parts["scales"],
         )
-        return weight if groups.are_blocks else Floats(weight)
+        return weight.readable
 
 
-class AwqWeight(Transposed):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AwqWeight(GroupedWeight):
     """A matrix whose integers are packed along [K,N]'s rows."""
+
+    weights: TensorSpan
+    zeros: TensorSpan
+    scales: TensorSpan
 
     def _integers(self, start: int, end: int) -> NDArray[np.uint8]:
         return self._columns(self.weights, start, end)
@@ -111,3 +116,6 @@ class AwqWeight(Transposed):
         words = array(span)[:, start // _IN_A_WORD : end // _IN_A_WORD]
         stored = unpacked(words, 4, end - start).reshape(len(words), -1, _IN_A_WORD)
         return np.ascontiguousarray(stored[..., _PLACES].reshape(len(words), -1).T)
+
+    def _scales(self, start: int, end: int) -> NDArray[np.generic]:
+        return array(self.scales)[:, start:end].T

@@ -4,16 +4,28 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from snapexport.errors import UserError
+from snapexport.exporter.quantized.auto_round import read_auto_round
 from snapexport.exporter.quantized.awq import Awq
+from snapexport.exporter.quantized.bitsandbytes import BitsAndBytes
+from snapexport.exporter.quantized.compressed_tensors import CompressedTensors
+from snapexport.exporter.quantized.fbgemm import Fbgemm
 from snapexport.exporter.quantized.fp8 import Fp8
 from snapexport.exporter.quantized.gptq import Gptq
+from snapexport.exporter.quantized.modelopt import ModelOpt
 from snapexport.exporter.quantized.mxfp4 import Mxfp4
 from snapexport.exporter.quantized.quantization import KEY, ORIGINAL, Quantization
 
 METHODS: Mapping[str, Callable[[dict[str, Any]], Quantization]] = {
+    "auto-round": read_auto_round,
     "awq": Awq.of,
+    "bitsandbytes": BitsAndBytes.of,
+    "compressed-tensors": CompressedTensors.of,
+    "fbgemm_fp8": Fbgemm.of,
     "fp8": Fp8.of,
     "gptq": Gptq.of,
+    "intel/auto-round": read_auto_round,
+    "modelopt": ModelOpt.of,
+    "modelopt_fp4": ModelOpt.of,
     "mxfp4": Mxfp4.of,
 }
 """Readers of the other keys, by `quant_method`."""

@@ -34,6 +34,8 @@ _SCALE_TYPES = {"F32": np.float32, "F8_E8M0": ml_dtypes.float8_e8m0fnu, "BF16": 
 _SCALE_TYPES |= {"F16": np.float16, "U8": ml_dtypes.float8_e8m0fnu}
 _SCALES = "_scale_inv"
 _LARGEST_BLOCK = 1 << 14
+_NAN = 127
+"""Of either sign."""
 WIDTH = 128
 """Rows and columns of a block where a scale is of a whole matrix or row."""
 _NAMES = ("modules_to_not_convert", "ignored_layers")
@@ -127,7 +129,8 @@ class Fp8Tensor(Calculated):
                 ORIGINAL,
             )
         wanted = grid or tuple(-(-n // one) for n, one in zip(stored.shape, block, strict=False))
-        fits = prod(scales.shape) == 1 if wanted == (1, 1) else scales.shape == wanted
+        fits = scales.shape in (wanted, wanted[:1] if grid else wanted)
+        fits = fits or (wanted == (1, 1) and prod(scales.shape) == 1)
         if len(stored.shape) != 2 or not fits:
             of = f"of {list(wanted)}" if grid else f"one for each block of {list(block)}"
             raise UserError(
@@ -151,7 +154,10 @@ class Fp8Tensor(Calculated):
                 yield zeros((end - start) * columns)
                 continue
             factors = self.factors() if factors is None else factors
-            values = _values()[stored[start:end]]
+            some = stored[start:end]
+            if ((some & 127) == _NAN).any():
+                raise UserError(f"a value of the tensor {self.name} is NaN", AGAIN)
+            values = _values()[some]
             of_rows = factors[np.arange(start, end) // height]
             values *= of_rows.repeat(width, axis=1)[:, :columns]
             yield values.reshape(-1)
@@ -165,13 +171,20 @@ class Fp8Tensor(Calculated):
     def factors(self) -> NDArray[np.float32]:
         """The scale of each block in fp32. Raises UserError for one that is no factor."""
         stored = mapped(self.scales).view(_SCALE_TYPES[self.scales.dtype])
-        shape = self.scales.shape if len(self.scales.shape) == 2 else (1, 1)
+        shape = self.scales.shape if len(self.scales.shape) == 2 else (-1, 1)
         factors: NDArray[np.float32] = stored.astype(np.float32).reshape(shape)
         if not (np.isfinite(factors) & (factors >= 0)).all():
             raise UserError(
                 f"a scale of the tensor {self.name} is negative, NaN or infinite", AGAIN
             )
         return np.broadcast_to(factors, self.grid)
+
+
+def fp8_by_shapes(name: str, stored: TensorSpan, scales: TensorSpan) -> Fp8Tensor:
+    """A matrix with one scale, or one for each row, as their shape says. Raises UserError."""
+    if prod(scales.shape) == 1 or len(stored.shape) != 2:
+        return Fp8Tensor.of(name, stored, scales, (WIDTH, WIDTH), (1, 1))
+    return Fp8Tensor.of(name, stored, scales, (1, WIDTH), (stored.shape[0], 1))
 
 
 @cache

@@ -5,14 +5,14 @@ int32 [K], the group of each row of [K,N]. Version 1 stores a zero less one.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.errors import UserError
-from snapexport.exporter.quantized.groups import Floats, Groups
+from snapexport.exporter.quantized.grouped import GroupedWeight
+from snapexport.exporter.quantized.groups import Groups
 from snapexport.exporter.quantized.packed import unpacked, words_for
 from snapexport.exporter.quantized.parts import (
     FLOATS,
@@ -22,7 +22,6 @@ from snapexport.exporter.quantized.parts import (
     require_matrix,
 )
 from snapexport.exporter.quantized.quantization import (
-    AGAIN,
     KEY,
     ORIGINAL,
     Quantization,
@@ -33,7 +32,6 @@ from snapexport.exporter.quantized.quantization import (
     require_value,
     require_values,
 )
-from snapexport.exporter.quantized.transposed import Transposed
 from snapexport.exporter.tensor_file import Tensor
 from snapexport.files.safetensors import TensorSpan
 
@@ -93,11 +91,10 @@ class Gptq(Quantization):
 
     def _weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
         packed, rows = require_matrix(f"{stem}.qweight", parts["qweight"])
-        columns, bits = packed * 32 // self.bits, self.bits
-        g_idx = parts.get("g_idx")
+        bits, g_idx = self._bits(rows, parts["qzeros"]), parts.get("g_idx")
+        columns = packed * 32 // bits
         if g_idx is not None and len(g_idx.shape) == 1 and g_idx.nbytes:
             (columns,) = g_idx.shape
-            bits = self._bits(packed, columns)
         groups = self._groups(columns, parts["scales"])
         require(f"{stem}.qweight", parts["qweight"], ("I32",), (words_for(columns, bits), rows))
         zeros = groups.count, words_for(rows, bits)
@@ -106,24 +103,23 @@ class Gptq(Quantization):
         if g_idx is not None:
             require(f"{stem}.g_idx", g_idx, ("I32", "I64"), (columns,))
         weight = GptqWeight(
-            f"{stem}.weight",
-            rows,
-            groups,
-            bits,
-            parts["qweight"],
-            parts["qzeros"],
-            parts["scales"],
-            g_idx,
-            self.less_one,
+            name=f"{stem}.weight",
+            count=rows,
+            groups=groups,
+            bits=bits,
+            g_idx=g_idx,
+            weights=parts["qweight"],
+            zeros=parts["qzeros"],
+            scales=parts["scales"],
+            less_one=self.less_one,
         )
-        return weight if groups.are_blocks else Floats(weight)
+        return weight.readable
 
-    def _bits(self, packed: int, columns: int) -> int:
+    def _bits(self, rows: int, zeros: TensorSpan) -> int:
         """Those of a matrix, which `dynamic` may give others than the rest."""
-        if self.dynamic:
-            for bits in _BITS:
-                if words_for(columns, bits) == packed:
-                    return bits
+        for bits in _BITS if self.dynamic else ():
+            if zeros.shape[1:] == (words_for(rows, bits),):
+                return bits
         return self.bits
 
     def _groups(self, columns: int, scales: TensorSpan) -> Groups:
@@ -145,32 +141,14 @@ def _dynamic(value: object) -> bool:
     return bool(value)
 
 
-@dataclass(frozen=True, eq=False)
-class GptqWeight(Transposed):
-    """A matrix whose integers are packed along [K,N]'s columns. g_idx: None: groups in order."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GptqWeight(GroupedWeight):
+    """A matrix whose integers are packed along [K,N]'s columns. less_one: zeros lack 1."""
 
-    g_idx: TensorSpan | None
+    weights: TensorSpan
+    zeros: TensorSpan
+    scales: TensorSpan
     less_one: bool
-
-    @cached_property
-    def _order(self) -> NDArray[np.int64] | None:
-        if self.g_idx is None:
-            return None
-        of_columns = np.asarray(array(self.g_idx)).astype(np.int64)
-        order = np.argsort(of_columns, kind="stable")
-        in_order = np.arange(len(of_columns)) // self.groups.size
-        if not np.array_equal(of_columns[order], in_order):
-            raise UserError(
-                f"g_idx of the tensor {self.name} does not give each of its {self.groups.count} "
-                f"groups {self.groups.size} columns",
-                AGAIN,
-            )
-        return None if np.array_equal(of_columns, in_order) else order
-
-    @property
-    def order(self) -> NDArray[np.int64] | None:
-        """The weight's column for each column of q; None: as they lie."""
-        return self._order
 
     def _integers(self, start: int, end: int) -> NDArray[np.uint8]:
         words = array(self.weights)[:, start:end].T
@@ -185,3 +163,6 @@ class GptqWeight(Transposed):
         if self.less_one and 8 % self.bits:
             found = (found + np.uint8(1)) & np.uint8((1 << self.bits) - 1)
         return np.ascontiguousarray(found.T)
+
+    def _scales(self, start: int, end: int) -> NDArray[np.generic]:
+        return array(self.scales)[:, start:end].T

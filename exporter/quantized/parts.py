@@ -21,6 +21,11 @@ _DTYPES |= {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "uint8"}
 Found = dict[str, dict[str, TensorSpan]]
 
 
+def without(stored: Spans, ends: Collection[str]) -> Spans:
+    """The tensors but for parts that are not read, such as scales of activations."""
+    return {name: one for name, one in stored.items() if name.rpartition(".")[2] not in ends}
+
+
 def by_stem(
     stored: Spans, needed: Collection[str], possible: Collection[str] = ()
 ) -> tuple[Found, dict[str, TensorSpan]]:
@@ -76,6 +81,28 @@ def require(name: str, span: TensorSpan, dtypes: Collection[str], shape: tuple[i
         raise UserError(
             f"the tensor {name} has shape {list(span.shape)}, the others want {list(shape)}", AGAIN
         )
+
+
+def require_one(
+    name: str, span: TensorSpan, dtypes: Collection[str], shape: tuple[int, int]
+) -> None:
+    """As `require`; one number, or one for each row, may have fewer dimensions."""
+    alike = prod(span.shape) == prod(shape) and 1 in shape
+    require(name, span, dtypes, span.shape if alike else shape)
+
+
+def with_weight(stem: str, parts: Spans, others: dict[str, TensorSpan]) -> TensorSpan:
+    """Take the weight that some parts belong to out of the others. Raises UserError."""
+    if (found := others.pop(f"{stem}.weight", None)) is not None:
+        return found
+    raise UserError(f"the checkpoint has {stem}.{next(iter(parts))} without {stem}.weight", AGAIN)
+
+
+def require_scaled(others: Spans) -> None:
+    """Raise UserError for a quantized weight whose scales are missing."""
+    for name, span in others.items():
+        if name.endswith(".weight") and span.dtype in ("I8", "F8_E4M3", "U8", "I32"):
+            raise UserError(f"the tensor {name} is {span.dtype} and has no scales", AGAIN)
 
 
 def require_matrix(name: str, span: TensorSpan) -> tuple[int, int]:

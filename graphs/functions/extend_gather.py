@@ -6,8 +6,9 @@ entries and total_length int64 [1], chosen int64 [1,Hkv,K], ascending, -1 where 
 Attributes: L_sink, L_recent (int), and in graphs with spare ring slots (--tokens-per-step) spare:
 the ring has L_recent + spare slots, and its newest L_recent positions are filled in.
 
-As SnapStreamGather, which has all positions: here entry e of the ring is position
-e + total_length - entries, since what was not kept is gone. Sinks are never gone.
+As SnapStreamGather, which has all positions: if entries <= S, entry e lies at slot e. Else entry e
+of the ring is position e + total_length - entries, since what was not kept is gone. Sinks are never
+gone.
 """
 
 from snapexport.graphs.functions.function import Function
@@ -35,17 +36,26 @@ ExtendGather <%(attributes)s> (key, value, entry_position, entries, total_length
   ring_entry = Sub (latest, gone)
 %(in_ring)s
   held_in_ring = Where (in_ring, ring_entry, none)
-  is_prompt = Less (slot, entries)
-  held_as_sink = Where (is_prompt, slot, none)
   is_sink = Less (slot, s)
-  window_entry = Where (is_sink, held_as_sink, held_in_ring)
+  window_entry = Where (is_sink, slot, held_in_ring)
 
   # The entry in each cache slot, -1 where empty: [1, Hkv, S].
   kv_heads = Shape <start = 0, end = 2> (key)
   width = Reshape (window, last_axis)
   window_shape = Concat <axis = 0> (kv_heads, width)
   for_all_heads = Expand (window_entry, window_shape)
-  entry = Concat <axis = -1> (for_all_heads, chosen)
+  if_compressed = Concat <axis = -1> (for_all_heads, chosen)
+
+  # Of entries that fit, the slot's own number.
+  K = Shape <start = 2, end = 3> (chosen)
+  slots = Add (window, K)
+%(size)s
+  is_whole = LessOrEqual (entries, size)
+  length = Squeeze (slots)
+  own_slot = Range (zero, length, one)
+  is_entry = Less (own_slot, entries)
+  if_whole = Where (is_entry, own_slot, none)
+  entry = Where (is_whole, if_whole, if_compressed)
 
   present = GreaterOrEqual (entry, zero)
   clipped = Max (entry, zero)
@@ -65,6 +75,7 @@ _PARTS = {
     "attributes": "L_sink, L_recent",
     "ring_slots": "  R = Constant <value_int: int = @L_recent> ()",
     "in_ring": "  in_ring = GreaterOrEqual (latest, s)",
+    "size": "  size = Identity (slots)",
 }
 _WITH_SPARE = {
     "attributes": "L_sink, L_recent, spare",
@@ -74,6 +85,7 @@ _WITH_SPARE = {
     "in_ring": """  before = Sub (total_length, seen)
   oldest = Max (s, before)
   in_ring = GreaterOrEqual (latest, oldest)""",
+    "size": "  size = Sub (slots, more)",
 }
 
 

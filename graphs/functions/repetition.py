@@ -71,7 +71,7 @@ SelectVoted <L_sink, L_recent, K, pool_kernel> (largest, prompt_length) => (topk
 """
     + CONSTANTS
     + """
-  # The eligible positions: s <= position < L - R.
+  # The eligible positions: s <= position < L - R, if L > S.
   T = Shape <start = 2, end = 3> (largest)
 """
     + ELIGIBLE

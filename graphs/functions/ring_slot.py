@@ -4,8 +4,8 @@ position_ids int64 [B,1], prompt_length int64 [B] -> slot, valid_length int64 [B
 Attributes: L_sink, L_recent, K (int).
 
 The slot follows SnapStream's Listing 5. The paper's Eq. 4 adds L_sr instead of L_sink, and would
-write into the top-k slots. Valid slots are a contiguous prefix, since kept > 0 only if the ring is
-full.
+write into the top-k slots. A prompt that the S cache slots hold keeps nothing by a vote: then the
+ring is all of them but the sinks.
 """
 
 from snapexport.graphs.functions.function import Function
@@ -19,26 +19,28 @@ RingSlot <L_sink, L_recent, K> (position_ids, prompt_length) => (slot, valid_len
   s = Constant <value_int: int = @L_sink> ()
   R = Constant <value_int: int = @L_recent> ()
   k = Constant <value_int: int = @K> ()
-  zero = Constant <value_int = 0> ()
   one = Constant <value_int = 1> ()
   last_axis = Constant <value_ints = [1]> ()
   p = Squeeze (position_ids, last_axis)
 
-  # slot = p if p < s else s + (p - s) mod R
+  # ring = R + K if L <= S else R. By a Where, TensorRT for RTX fails if some layers have K = 0.
+  rest = Add (R, k)
+  S = Add (s, rest)
+  is_whole = LessOrEqual (prompt_length, S)
+  whole = Cast <to = 7> (is_whole)
+  others = Mul (whole, k)
+  ring = Add (R, others)
+
+  # slot = p if p < s else s + (p - s) mod ring
   past_sinks = Sub (p, s)
-  turn = Mod (past_sinks, R)
+  turn = Mod (past_sinks, ring)
   ring_slot = Add (s, turn)
   is_sink = Less (p, s)
   slot = Where (is_sink, p, ring_slot)
 
-  # valid = min(p + 1, s + R) + min(max(0, L - s - R), K)
-  window = Add (s, R)
+  # valid = min(p + 1, S)
   seen = Add (p, one)
-  in_window = Min (seen, window)
-  beyond = Sub (prompt_length, window)
-  eligible = Max (beyond, zero)
-  kept = Min (eligible, k)
-  valid_length = Add (in_window, kept)
+  valid_length = Min (seen, S)
 }
 """,
 )

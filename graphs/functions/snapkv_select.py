@@ -39,7 +39,7 @@ CONSTANTS = """  s = Constant <value_int: int = @L_sink> ()
 """
 
 _POSITIONS = """
-  # The eligible positions: s <= position < L - R.
+  # The eligible positions: s <= position < L - R, if L > S.
   T = Shape <start = 2, end = 3> (key)
 """
 
@@ -48,7 +48,11 @@ ELIGIBLE = """  length = Squeeze (T)
   end = Sub (prompt_length, R)
   after_sinks = GreaterOrEqual (position, s)
   before_ring = Less (position, end)
-  is_eligible = And (after_sinks, before_ring)
+  is_outside = And (after_sinks, before_ring)
+  window = Add (s, R)
+  S = Add (window, k)
+  is_compressed = Greater (prompt_length, S)
+  is_eligible = And (is_outside, is_compressed)
 """
 
 SCORES = """

@@ -2,10 +2,11 @@
 
 key, value [1,Hkv,T,D], prompt_length int64 [1], topk_positions int64 [1,Hkv,K]
     -> present_key, present_value [1,Hkv,S,D]; empty cache slots are zero.
-Attributes: L_sink, L_recent (int).
+Attributes: L_sink, L_recent, and spare (int): the ring's slots beyond L_recent.
 
-Ring slot s + j holds the largest position p < L with p >= s and (p - s) mod R = j (SnapStream,
-Listing 3, whose `<=` takes one position too many).
+If L <= S (without the spare slots), position p lies at slot p. Else ring slot s + j holds the
+largest position p < L with p >= s and (p - s) mod R = j (SnapStream, Listing 3, whose `<=` takes
+one position too many).
 """
 
 from snapexport.graphs.functions.function import Function
@@ -14,11 +15,13 @@ SNAPSTREAM_GATHER = Function(
     "SnapStreamGather",
     """
 <domain: "snapexport", opset_import: ["": 24]>
-SnapStreamGather <L_sink, L_recent> (key, value, prompt_length, topk_positions)
+SnapStreamGather <L_sink, L_recent, spare> (key, value, prompt_length, topk_positions)
     => (present_key, present_value)
 {
   s = Constant <value_int: int = @L_sink> ()
-  R = Constant <value_int: int = @L_recent> ()
+  seen = Constant <value_int: int = @L_recent> ()
+  more = Constant <value_int: int = @spare> ()
+  R = Add (seen, more)
   zero = Constant <value_int = 0> ()
   one = Constant <value_int = 1> ()
   none = Constant <value_int = -1> ()
@@ -33,17 +36,26 @@ SnapStreamGather <L_sink, L_recent> (key, value, prompt_length, topk_positions)
   latest = Sub (newest, age)
   in_ring = GreaterOrEqual (latest, s)
   ring_position = Where (in_ring, latest, none)
-  is_prompt = Less (slot, prompt_length)
-  sink_position = Where (is_prompt, slot, none)
   is_sink = Less (slot, s)
-  window_position = Where (is_sink, sink_position, ring_position)
+  window_position = Where (is_sink, slot, ring_position)
 
   # The position in each cache slot, -1 where empty: [1, Hkv, S].
   kv_heads = Shape <start = 0, end = 2> (key)
   width = Reshape (window, last_axis)
   window_shape = Concat <axis = 0> (kv_heads, width)
   for_all_heads = Expand (window_position, window_shape)
-  position = Concat <axis = -1> (for_all_heads, topk_positions)
+  if_compressed = Concat <axis = -1> (for_all_heads, topk_positions)
+
+  # Of a prompt that fits, the slot's own number.
+  K = Shape <start = 2, end = 3> (topk_positions)
+  slots = Add (window, K)
+  size = Sub (slots, more)
+  is_whole = LessOrEqual (prompt_length, size)
+  length = Squeeze (slots)
+  own_slot = Range (zero, length, one)
+  is_prompt = Less (own_slot, prompt_length)
+  if_whole = Where (is_prompt, own_slot, none)
+  position = Where (is_whole, if_whole, if_compressed)
 
   present = GreaterOrEqual (position, zero)
   filled = Unsqueeze (present, last_axis)

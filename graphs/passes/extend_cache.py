@@ -61,7 +61,7 @@ class ExtendCache:
             shape = self.geometry.shapes[layer]
             held = self._slot_positions(graph, layer, marker, shape)
             if shape not in entries:
-                entries[shape] = _Entries(graph, chunk, shape, held)
+                entries[shape] = _Entries(graph, chunk, shape)
             of_shape = entries[shape]
             states[layer] = self._extend(graph, layer, marker, held, of_shape, chunk, storage)
 
@@ -215,14 +215,11 @@ class _Entries:
     those that only vote.
     """
 
-    def __init__(
-        self, graph: gs.Graph, chunk: _Chunk, shape: LayerGeometry, held: gs.Variable
-    ) -> None:
-        """held: slot_positions of one of the layers; all have as many entries in the same slots."""
+    def __init__(self, graph: gs.Graph, chunk: _Chunk, shape: LayerGeometry) -> None:
         self._graph, self._chunk, self._shape = graph, chunk, shape
         self._slots, self.count = shape.cache_slots, shape.cache_slots + chunk.tokens
         self._index = computed_range(graph, 0, self.count)
-        self.valid = self._valid(held)
+        (self.valid,) = node(graph, "Min", [chunk.first, int64s(graph, shape.size)])
         (self.total,) = node(graph, "Add", [self.valid, chunk.taken])
         (end,) = node(graph, "Add", [self.valid, int64s(graph, chunk.tokens)])
         self.place = [self.valid, end]
@@ -259,23 +256,12 @@ class _Entries:
         positions = gs.Variable(fresh(graph, "positions"), np.int64, (1, kv_heads, self.count))
         return node(graph, "Where", [self._is_entry, *ordered, none], [positions])[0]
 
-    def _valid(self, held: gs.Variable) -> gs.Tensor:
-        graph = self._graph
-        head = node(graph, "Gather", [held, int64s(graph, 0)], axis=1)
-        zero = gs.Constant(fresh(graph, "zero"), np.array(0, np.int64))
-        is_held = node(graph, "GreaterOrEqual", [*head, zero])
-        counted = node(graph, "Cast", is_held, to=_INT64)
-        axes = int64s(graph, 0, 1, 2)
-        (total,) = node(graph, "ReduceSum", [*counted, axes], keepdims=0)
-        return node(graph, "Reshape", [total, int64s(graph, 1)])[0]
-
     def _sources(self, shape: LayerGeometry) -> gs.Tensor:
-        """Where each entry is in [cache slots, chunk], int64 [N]."""
-        graph, index = self._graph, self._index
-        s, R = shape.L_sink, shape.L_recent
-        (window,) = node(graph, "Min", [self._chunk.first, int64s(graph, s + R)])
-        (kept,) = node(graph, "Sub", [self.valid, window])
-        (ring_start,) = node(graph, "Add", [kept, int64s(graph, s)])
+        """Where each entry is in [cache slots, chunk], int64 [N].
+
+        In a cache that holds the prompt so far whole, at the slot of its number.
+        """
+        graph, index, s = self._graph, self._index, shape.L_sink
         (gone,) = node(graph, "Sub", [self._chunk.first, self.valid])
         # Of the ring: entry e is position e + gone, which is in slot s + (position - s) mod R.
         (past_sinks,) = node(graph, "Add", [index, *node(graph, "Sub", [gone, int64s(graph, s)])])
@@ -286,10 +272,12 @@ class _Entries:
         (behind,) = node(graph, "Add", [row, int64s(graph, self._slots)])
         (new,) = node(graph, "Min", [behind, int64s(graph, self.count - 1)])
         is_sink = node(graph, "Less", [index, int64s(graph, s)])
-        is_kept = node(graph, "Less", [index, ring_start])
+        is_kept = node(graph, "Less", [index, int64s(graph, s + shape.K)])
         is_cached = node(graph, "Less", [index, self.valid])
         in_ring_or_kept = node(graph, "Where", [*is_kept, kept_slot, ring_slot])
-        in_cache = node(graph, "Where", [*is_sink, index, *in_ring_or_kept])
+        is_whole = node(graph, "LessOrEqual", [self._chunk.first, int64s(graph, shape.size)])
+        at_own_slot = node(graph, "Or", [*is_sink, *is_whole])
+        in_cache = node(graph, "Where", [*at_own_slot, index, *in_ring_or_kept])
         return node(graph, "Where", [*is_cached, *in_cache, new])[0]
 
 

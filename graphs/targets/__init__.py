@@ -41,15 +41,18 @@ _COMPILED: tuple[Pass, ...] = (
     VotesInTurn(),
 )
 
+_PORTABLE: tuple[Pass, ...] = (
+    Collectives(),
+    LatentAttention(),
+    SinkAttention(),
+    StandardAttention(),
+    ComposedExperts(),
+    FewerReshapes(),
+)
+
 TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
-    "portable": (
-        Collectives(),
-        LatentAttention(),
-        SinkAttention(),
-        StandardAttention(),
-        ComposedExperts(),
-        FewerReshapes(),
-    ),
+    "portable": _PORTABLE,
+    "openvino": (MatMulNBits(fused=False), BlockGather(), *_PORTABLE),
     "onnxruntime": (
         Collectives(),
         LatentAttention(prefix=True),
@@ -73,6 +76,7 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
 
 MODEL_PASSES: dict[Target, tuple[Callable[[onnx.ModelProto], None], ...]] = {
     "portable": (),
+    "openvino": (),
     "onnxruntime": (),
     "tensorrt": (split_topk, allow_plugins, add_groups),
     # It runs no plugins.

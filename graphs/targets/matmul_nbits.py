@@ -20,14 +20,19 @@ integer products: one token takes a third to a quarter of the time of fp32."""
 
 @dataclass(frozen=True)
 class MatMulNBits:
-    """Every linear layer whose weights are integers."""
+    """Every linear layer whose weights are integers.
+
+    fused: the runtime has FusedMatMul, which reads minima as they lie.
+    """
+
+    fused: bool = True
 
     def apply(self, graph: gs.Graph) -> None:
         for marker in [n for n in graph.nodes if (n.domain, n.op) == (TRACE_DOMAIN, BLOCK_MATMUL)]:
-            _replace(graph, marker)
+            _replace(graph, marker, fused=self.fused)
 
 
-def _replace(graph: gs.Graph, marker: gs.Node) -> None:
+def _replace(graph: gs.Graph, marker: gs.Node, *, fused: bool) -> None:
     sizes = {name: marker.attrs[name] for name in ("N", "K", "bits", "block_size")}
     (x, *parts), (out,) = cut(graph, marker)
     q, scales, zeros, minima, order = [*parts, *[gs.Variable.empty()] * (5 - len(parts))]
@@ -42,5 +47,9 @@ def _replace(graph: gs.Graph, marker: gs.Node) -> None:
     blocks, block = minima.shape[1], sizes["block_size"]
     (in_blocks,) = node(graph, "Reshape", [x, int64s(graph, *out.shape[:-1], blocks, block)])
     (sums,) = node(graph, "ReduceSum", [in_blocks, int64s(graph, -1)], keepdims=0)
-    (added,) = node(graph, "FusedMatMul", [sums, minima], domain=MICROSOFT, transB=1)
+    if fused:
+        (added,) = node(graph, "FusedMatMul", [sums, minima], domain=MICROSOFT, transB=1)
+    else:
+        (turned,) = node(graph, "Transpose", [minima], perm=[1, 0])
+        (added,) = node(graph, "MatMul", [sums, turned])
     node(graph, "Add", [product, added], [out])

@@ -8,11 +8,17 @@
 
 namespace snapexport {
 
+SNAPEXPORT_BOTH int cache_slots(const GatherProblem& p) {
+  return p.sink + p.recent + p.spare + p.K;
+}
+
 // The position in a cache slot of the KV head, -1 if the slot is empty.
 __device__ __forceinline__ int slot_position(const GatherProblem& p, const GatherTensors& tensors,
                                              int head, int slot) {
-  const int length = clamp_length(*tensors.prompt_length, p.T), window = p.sink + p.recent;
-  if (slot < window) return window_position(slot, p.sink, p.recent, length);
+  const int length = clamp_length(*tensors.prompt_length, p.T), ring = p.recent + p.spare;
+  if (is_whole(p.sink, p.recent, p.K, length)) return slot < length ? slot : -1;
+  const int window = p.sink + ring;
+  if (slot < window) return window_position(slot, p.sink, ring, length);
   const int64_t kept = tensors.positions[static_cast<int64_t>(head) * p.K + slot - window];
   return 0 <= kept && kept < p.T ? static_cast<int>(kept) : -1;
 }
@@ -20,7 +26,7 @@ __device__ __forceinline__ int slot_position(const GatherProblem& p, const Gathe
 // Grid: 16-byte pieces of a head's cache slots, KV heads. vectors: pieces of a row.
 __global__ void __launch_bounds__(kThreads)
     gather_rows(GatherProblem p, GatherTensors tensors, int vectors) {
-  const int slots = p.sink + p.recent + p.K, head = blockIdx.y;
+  const int slots = cache_slots(p), head = blockIdx.y;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= static_cast<int64_t>(slots) * vectors) return;
   const int slot = static_cast<int>(i / vectors), vector = static_cast<int>(i % vectors);

@@ -41,9 +41,14 @@ struct Range {
   }
 };
 
+// Whether the cache slots hold the prompt: then each position lies at the slot of its number.
+SNAPEXPORT_BOTH bool is_whole(int sink, int recent, int K, int length) {
+  return length <= sink + recent + K;
+}
+
 // The eligible positions: neither sinks nor ring hold them.
-SNAPEXPORT_BOTH Range eligible(int sink, int recent, int length) {
-  return {sink, max_of(sink, length - recent)};
+SNAPEXPORT_BOTH Range eligible(int sink, int recent, int K, int length) {
+  return {sink, is_whole(sink, recent, K, length) ? sink : length - recent};
 }
 
 // The keys that row `row` of the window distributes its attention over.
@@ -51,11 +56,10 @@ SNAPEXPORT_BOTH Range attended(bool causal, Range eligible, int length, int wind
   return causal ? Range{0, length - window + row + 1} : eligible;
 }
 
-// The position in a sink or ring slot after the compress step, -1 if the slot is empty.
-SNAPEXPORT_BOTH int window_position(int slot, int sink, int recent, int length) {
-  const int newest = length - 1;
-  if (slot < sink) return slot <= newest ? slot : -1;
-  const int latest = newest - floor_mod(newest - slot, recent);
+// The position in a sink or ring slot of a prompt that is not held whole, -1 if the slot is empty.
+SNAPEXPORT_BOTH int window_position(int slot, int sink, int ring, int length) {
+  if (slot < sink) return slot;
+  const int newest = length - 1, latest = newest - floor_mod(newest - slot, ring);
   return latest >= sink ? latest : -1;
 }
 

@@ -25,12 +25,12 @@ struct SelectTensors {
   int64_t* positions;            // out: [kv_heads, K]
 };
 
-// SnapStreamGather.
+// SnapStreamGather. spare: ring slots beyond `recent`.
 struct GatherProblem {
-  int32_t kv_heads, T, head_dim, sink, recent, K;
+  int32_t kv_heads, T, head_dim, sink, recent, K, spare;
 };
 
-// Device memory. key, value [kv_heads, T, head_dim]; present_* [kv_heads, sink + recent + K, head_dim].
+// Device memory. key, value [kv_heads, T, head_dim]; present_* [kv_heads, cache slots, head_dim].
 struct GatherTensors {
   const void* key;
   const void* value;

@@ -52,7 +52,7 @@ struct Prompt {
   Range eligible;
   SNAPEXPORT_BOTH Prompt(const SelectProblem& p, const int64_t* prompt_length)
       : length(clamp_length(*prompt_length, p.T)),
-        eligible(snapexport::eligible(p.sink, p.recent, length)) {
+        eligible(snapexport::eligible(p.sink, p.recent, p.K, length)) {
     kept = min_of(eligible.size(), p.K);
   }
 };

@@ -58,7 +58,8 @@ const std::array<nvinfer1::IPluginCreatorInterface*, 2>& creators() {
        field("softcap", PluginFieldType::kFLOAT32),
        field("softmax", kWord), field("vote", kWord), field("pool", kWord),
        field("group", kWord)});
-  static Creator<GatherPlugin> gather({field("L_sink", kInt), field("L_recent", kInt)});
+  static Creator<GatherPlugin> gather(
+      {field("L_sink", kInt), field("L_recent", kInt), field("spare", kInt)});
   static const std::array<nvinfer1::IPluginCreatorInterface*, 2> both{&select, &gather};
   return both;
 }

@@ -13,18 +13,21 @@ using nvinfer1::PluginField;
 using nvinfer1::PluginFieldType;
 
 GatherAttributes::GatherAttributes(const nvinfer1::PluginFieldCollection* fields) {
-  const snapexport::Attributes given(fields, {"L_sink", "L_recent"});
+  const snapexport::Attributes given(fields, {"L_sink", "L_recent", "spare"});
   sink = given.integer("L_sink");
   recent = given.integer("L_recent");
+  spare = given.integer("spare");
   if (sink < 0) throw std::invalid_argument("attribute 'L_sink' is below 0");
   if (recent < 1) throw std::invalid_argument("attribute 'L_recent' is below 1");
+  if (spare < 0) throw std::invalid_argument("attribute 'spare' is below 0");
 }
 
 GatherProblem GatherPlugin::problem(const nvinfer1::Dims& key,
                                     const nvinfer1::Dims& positions) const {
   return {static_cast<int32_t>(key.d[1]), static_cast<int32_t>(key.d[2]),
           static_cast<int32_t>(key.d[3]), attributes_.sink,
-          attributes_.recent,             static_cast<int32_t>(positions.d[2])};
+          attributes_.recent,             static_cast<int32_t>(positions.d[2]),
+          attributes_.spare};
 }
 
 std::string GatherPlugin::refusal(const nvinfer1::PluginTensorDesc* in) const {
@@ -60,7 +63,8 @@ int32_t GatherPlugin::getOutputShapes(const nvinfer1::DimsExprs* inputs, int32_t
     log_error("SnapStreamGather takes [1, Hkv, T, D] twice, [1] and [1, Hkv, K]");
     return -1;
   }
-  const auto* window = expressions.constant(attributes_.sink + attributes_.recent);
+  const auto* window =
+      expressions.constant(attributes_.sink + attributes_.recent + attributes_.spare);
   for (int i = 0; i < output_count; ++i) {
     outputs[i] = inputs[i];
     outputs[i].d[2] =
@@ -85,7 +89,8 @@ int32_t GatherPlugin::enqueue(const nvinfer1::PluginTensorDesc* in,
 
 std::vector<PluginField> GatherPlugin::fields() const {
   return {PluginField("L_sink", &attributes_.sink, PluginFieldType::kINT32, 1),
-          PluginField("L_recent", &attributes_.recent, PluginFieldType::kINT32, 1)};
+          PluginField("L_recent", &attributes_.recent, PluginFieldType::kINT32, 1),
+          PluginField("spare", &attributes_.spare, PluginFieldType::kINT32, 1)};
 }
 
 }  // namespace snapexport

@@ -12,7 +12,7 @@ namespace snapexport {
 struct GatherAttributes {
   explicit GatherAttributes(const nvinfer1::PluginFieldCollection* fields);
 
-  int32_t sink, recent;
+  int32_t sink, recent, spare;
 };
 
 class GatherPlugin final : public Plugin {

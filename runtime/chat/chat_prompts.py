@@ -25,7 +25,8 @@ from snapexport.runtime.chat.history import (
     with_reasoning,
 )
 from snapexport.runtime.chat.parking_point import Tails, dropped, length_without
-from snapexport.runtime.requests.prompts import encode
+from snapexport.runtime.engine.limits import Limits
+from snapexport.runtime.requests.prompts import encode, require_readable
 from snapexport.runtime.requests.request import SamplingParams
 
 Message = Mapping[str, Any]
@@ -64,9 +65,21 @@ class ChatPrompts:
         messages: Conversation,
         options: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        limits: Limits | None = None,
     ) -> list[int]:
-        """The prompt of the next answer. options: values for names that the template reads."""
-        return encode(self.text(messages, options, tools=tools), self.tokenizer, False)
+        """The prompt of the next answer. options: values for names that the template reads.
+
+        limits: of what is rendered and tokenized; None: anything is.
+        """
+        for message in messages if limits and isinstance(messages, list | tuple) else ():
+            text = message.get("content") if isinstance(message, Mapping) else None
+            if isinstance(text, str) and limits:
+                require_readable(text, limits)
+        text = self.text(messages, options, tools=tools)
+        if limits:
+            require_readable(text, limits)
+        return encode(text, self.tokenizer, False)
 
     def text(
         self,

@@ -3,6 +3,7 @@
 Knows no library, no batch slot and no cache policy. Implementations:
 
     ort.backend.OnnxRuntimeBackend   ONNX Runtime, on the CPU or on a GPU
+    openvino.backend.OpenVinoBackend OpenVINO, on the CPU or on another device of Intel's
     trt.backend.TensorRtBackend      compiled TensorRT engines, on a GPU
 """
 

@@ -56,7 +56,6 @@ def slot_positions(loaded: Loaded, kept: Buffers, prompt_length: int) -> Mapping
     geometry = loaded.manifest.geometry
     caches = zip(geometry.slots.caches, geometry.layers, by_cache, strict=True)
     for one, shape, positions in caches:
-        window = np.array(shape.source_positions(prompt_length), np.int64)
-        every = np.broadcast_to(window, (len(positions), len(window)))
-        found[names.slot_positions(one.cache)] = np.concatenate([every, positions], axis=1)[None]
+        heads = [shape.source_positions(prompt_length, row) for row in positions.tolist()]
+        found[names.slot_positions(one.cache)] = np.array([heads], np.int64)
     return found

@@ -1,4 +1,4 @@
-"""Opens a build with a backend: ONNX Runtime on the CPU or on a GPU, or TensorRT on a GPU."""
+"""Opens a build with a backend: ONNX Runtime, OpenVINO, or TensorRT."""
 
 import importlib
 from collections.abc import Callable
@@ -10,15 +10,17 @@ from snapexport.runtime.engine.backend import DeviceError, GraphBackend
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import GraphSet, PrefillForm, Role
+from snapexport.runtime.engine.openvino_options import Device, Precision
 from snapexport.runtime.engine.prompt_cache import PromptCache
 from snapexport.runtime.engine.shared_weights import load_weights
 
-BackendName = Literal["onnxruntime", "onnxruntime-cuda", "tensorrt"]
+BackendName = Literal["onnxruntime", "onnxruntime-cuda", "openvino", "tensorrt"]
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 MAKERS = {
     "onnxruntime": ("snapexport.runtime.ort.backend", "OnnxRuntimeBackend"),
     "onnxruntime-cuda": ("snapexport.runtime.ort.cuda", "cuda_backend"),
+    "openvino": ("snapexport.runtime.openvino.backend", "OpenVinoBackend"),
     "tensorrt": ("snapexport.runtime.trt.backend", "TensorRtBackend"),
     "ranks": ("snapexport.runtime.ranks.leader", "open_ranks"),
 }
@@ -37,6 +39,8 @@ def open_executor(
     prefill: PrefillForm = "chunks",
     role: Role = "both",
     speculates: bool = True,
+    device: Device | None = None,
+    precision: Precision | None = None,
 ) -> BatchExecutor:
     """Load a build. Raises UserError.
 
@@ -48,6 +52,7 @@ def open_executor(
     same model on the same backend, so that both prefill a common prompt once. prefill: how prompts
     are taken; "blocks" and "both" need extend.onnx. role: "prefill" loads no decode graph, "decode"
     no other one. speculates: load the graphs of multi-token prediction, where they can draft.
+    device, precision: OpenVINO's alone; None for the CPU, and for f32.
     """
     if backend not in (None, *BACKENDS):
         raise UserError(f"no backend '{backend}'", f"choose from {', '.join(BACKENDS)}")
@@ -60,6 +65,8 @@ def open_executor(
         prompt_cache=prompt_cache,
         prefill=prefill,
         role=role,
+        device=device,
+        precision=precision,
     )
     if build.manifest.tensor_parallel > 1:
         ranks: BatchExecutor = _make("ranks")(
@@ -68,7 +75,10 @@ def open_executor(
         return ranks
     graphs = GraphSet.of(build, baseline=baseline, form=prefill, role=role, speculates=speculates)
     if chosen == "onnxruntime":
-        return _onnxruntime(build, graphs, threads, prepack, prompt_cache)
+        return _on_host(build, graphs, prompt_cache, chosen, threads=threads, prepack=prepack)
+    if chosen == "openvino":
+        asked = {"threads": threads, "device": device, "precision": precision}
+        return _on_host(build, graphs, prompt_cache, chosen, **asked)
     try:
         return _on_gpu(build, graphs, chosen, prompt_cache)
     except UserError as refusal:
@@ -83,14 +93,15 @@ def default_backend(build: Build) -> BackendName:
     return "tensorrt" if build.manifest.engines else "onnxruntime"
 
 
-def _onnxruntime(
+def _on_host(
     build: Build,
     graphs: GraphSet,
-    threads: int | None,
-    prepack: bool,
     prompt_cache: PromptCache | None,
+    name: BackendName,
+    **settings: object,
 ) -> Executor:
-    backend = _make("onnxruntime")(build, graphs, threads=threads, prepack=prepack)
+    """With caches in the host's memory. settings: of the backend."""
+    backend = _make(name)(build, graphs, **settings)
     try:
         return _executor(build, graphs, backend, prompt_cache)
     except MemoryError:

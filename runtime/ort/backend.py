@@ -4,14 +4,16 @@ Knows no batch slot, and not where a buffer lies: that is the device's.
 """
 
 import warnings
+from pathlib import Path
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphName
+from snapexport.contract.packed import PackedGraphs
 from snapexport.runtime.engine.backend import Buffers, Work
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.ort.devices import Cpu, Device
 from snapexport.runtime.ort.segments import Segments
-from snapexport.runtime.ort.session import Session
+from snapexport.runtime.ort.session import Session, version
 from snapexport.runtime.ranks.collectives import Collectives
 
 _HEAVY = frozenset(
@@ -46,6 +48,7 @@ class OnnxRuntimeBackend:
         self._build, self._graphs, self._threads = build, graphs, threads
         self._prepack, self._captures = prepack, captures and self._device.captures
         self._collectives = collectives
+        self._packed = PackedGraphs.of(build.directory)
         self._sessions: dict[GraphName, Session | Segments] = {}
 
     def bind(self, graph: GraphName, buffers: Buffers) -> Work:
@@ -86,15 +89,22 @@ class OnnxRuntimeBackend:
                 self._collectives,
                 self.memory,
             )
+        packed = self._packed_file(graph)
         session = Session(
-            self._build.graph(graph),
+            packed or self._build.graph(graph),
             manifest.graphs[graph],
-            *settings,
+            *(self._device, self._threads, True) if packed else settings,
             self._captures and graph in sizes.values(),
         )
         if self._device.name == "cuda":
             _warn_of_the_cpu(graph, session)
         return session
+
+    def _packed_file(self, graph: GraphName) -> Path | None:
+        """The graph with weights that were rearranged on the disk, where there is one."""
+        if self._packed is None or self._device.name != "cpu":
+            return None
+        return self._packed.file(self._build.directory, self._build.manifest, graph, version())
 
 
 def _warn_of_the_cpu(graph: GraphName, session: Session) -> None:

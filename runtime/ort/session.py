@@ -14,7 +14,7 @@ import numpy as np
 from snapexport.contract.manifest import REBUILD, GraphEntry, TensorSpec
 from snapexport.errors import UserError, first_line, needs_extra
 from snapexport.runtime.engine.backend import Buffers, GraphError, Work
-from snapexport.runtime.ort.devices import Device
+from snapexport.runtime.ort.devices import Cpu, Device
 
 with needs_extra("cpu"):
     import onnxruntime as ort
@@ -23,6 +23,9 @@ _NUMPY_NAMES = {"float": "float32", "double": "float64"}
 
 _BFLOAT16 = 16
 """onnx.TensorProto.BFLOAT16: NumPy has no such type."""
+
+_ERRORS_ALONE = 3
+"""ONNX Runtime's log severity."""
 
 _COPYING_OPTIMIZERS = ["ConstantFolding", "TransposeOptimizer"]
 """They would write new copies of weights that otherwise stay in the mapped file."""
@@ -111,6 +114,27 @@ def session_options(threads: int | None, prepack: bool, settings: Mapping[str, s
     for name, value in settings.items():
         options.add_session_config_entry(name, value)
     return options
+
+
+def version() -> str:
+    """ONNX Runtime's version."""
+    return str(ort.__version__)
+
+
+def saved_optimized(path: Path, target: Path, weights: str) -> None:
+    """Save a graph as this processor's kernels take it, its rearranged weights in the file beside.
+
+    weights: the name of that file. Raises UserError.
+    """
+    options = session_options(None, True, {})
+    options.optimized_model_filepath = str(target)
+    options.log_severity_level = _ERRORS_ALONE  # it warns that the file fits this processor alone
+    prefix = "session.optimized_model_external_initializers"
+    options.add_session_config_entry(f"{prefix}_file_name", weights)
+    options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "1024")
+    options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    device = Cpu()
+    _opened(path, options, device, captures=False)
 
 
 def _opened(path: Path, options: Any, device: Device, captures: bool) -> tuple[Any, bool]:

@@ -10,6 +10,7 @@ from snapexport.errors import UserError
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.engine.open_executor import BackendName, open_executor
+from snapexport.runtime.engine.openvino_options import Device, Precision
 from snapexport.runtime.engine.rows import digest_of
 from snapexport.runtime.engine.takers.blocks import row_states
 from snapexport.runtime.requests.parked_rows import ParkedRows
@@ -29,6 +30,7 @@ class LLMConfig:
     max_num_batched_tokens: tokens of one step, prefill and decode; None for a prefill chunk and all
     batch slots.
     backend: None takes TensorRT if the build has engines, else ONNX Runtime on the CPU.
+    device, precision: of backend "openvino"; None for the CPU, and for f32.
     role: "prefill" and "decode" take only requests that hand a prompt over, or that were handed
     over.
 
@@ -56,6 +58,8 @@ class LLMConfig:
     role: Role = "both"
     speculates: bool = True
     compress_every: int = 0
+    device: Device | None = None
+    precision: Precision | None = None
 
     def __post_init__(self) -> None:
         for name in ("parked_rows", "compress_every", "parked_dir_bytes"):
@@ -79,6 +83,8 @@ class LLMConfig:
             prefill="both" if self.extends_rows and self.prefill == "chunks" else self.prefill,
             role=self.role,
             speculates=self.speculates,
+            device=self.device,
+            precision=self.precision,
         )
 
     def parked(self, build: Build) -> ParkedRows | None:

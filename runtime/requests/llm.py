@@ -172,7 +172,9 @@ class LLM:
     ) -> Request:
         """Check one conversation, for a later `submit` or `stream`. Raises like `chat`."""
         chat = self._chat_prompts
-        token_ids = chat.token_ids(messages, chat_template_kwargs, tools)
+        token_ids = chat.token_ids(
+            messages, chat_template_kwargs, tools, limits=self.executor.limits
+        )
         ending = chat.ending(params or SamplingParams())
         request = self.read(token_ids, ending, session=session)
         if not self.parks:

@@ -84,14 +84,18 @@ def read(
     return _with_continuations(requests, continuations, tokenizer, limits)
 
 
-def require_readable(prompt: Prompt, limits: Limits) -> None:
+def require_readable(prompt: Prompt, limits: Limits, longest: int | None = None) -> None:
     """Raise TextTooLongError for a text that is far too long, without tokenizing it.
 
-    For servers: a tokenizer would spend seconds and gigabytes on whatever a client sends.
+    A tokenizer would spend seconds and gigabytes on it. longest: tokens that are taken; None: those
+    of the longest prompt.
     """
-    most = max(LEAST_BYTES, limits.longest_prompt * BYTES_PER_TOKEN)
-    if isinstance(prompt, str) and (size := len(prompt.encode(errors="surrogatepass"))) > most:
-        raise TextTooLongError(size, most, limits.longest_prompt)
+    if not isinstance(prompt, str):
+        return
+    tokens = limits.longest_prompt if longest is None else longest
+    most = max(LEAST_BYTES, tokens * BYTES_PER_TOKEN)
+    if (size := len(prompt.encode(errors="surrogatepass"))) > most:
+        raise TextTooLongError(size, most, tokens)
 
 
 def read_scored(
@@ -126,6 +130,7 @@ def _continuation(
     request: Request, text: Prompt, tokenizer: Tokenizer | None, limits: Limits
 ) -> tuple[int, ...]:
     """The continuation's tokens, without those that a tokenizer puts before a text."""
+    require_readable(text, limits, limits.positions)
     ids = encode(text, tokenizer, False) if isinstance(text, str) else list(_iterable(text))
     if not ids:
         raise UserError("a continuation is empty", "give it one token or more")
@@ -172,6 +177,7 @@ def require_usable(params: SamplingParams, tokenizer: Tokenizer | None, limits: 
 
 
 def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None, limits: Limits) -> tuple[int, ...]:
+    require_readable(prompt, limits)
     ids = encode(prompt, tokenizer) if isinstance(prompt, str) else list(_iterable(prompt))
     if not ids:
         raise UserError("a prompt is empty", "give it one token or more")

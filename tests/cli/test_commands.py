@@ -1,5 +1,7 @@
 """The command line: its output, and bad input, which has one form of error and leaves nothing."""
 
+import argparse
+import codecs
 import json
 import shutil
 import subprocess
@@ -9,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from snapexport.cli import prompt
 from snapexport.cli.app import main
 from snapexport.cli.build import HELPS
 from snapexport.contract.build_directory import Build
+from snapexport.errors import UserError
 from snapexport.graphs.functions.vote import DEFAULTS as VOTE_DEFAULTS
+from snapexport.runtime.requests.llm import LLM
 from tests.oracle import checkpoints
 from tests.refused import refused
 
@@ -239,6 +244,32 @@ def test_generate_refuses_a_prompt_that_is_not_utf8(
     (tmp_path / "p").write_bytes(b"abc\xff")
     message = refused(capsys, "generate", spelling_build.directory, "--prompt-file", tmp_path / "p")
     assert "not UTF-8" in message
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-be"])
+def test_prompt_files_are_read_as_windows_writes_them(encoding: str, tmp_path: Path) -> None:
+    text = "é 漢字\r\n\r\n👩 end\r\n"
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    (tmp_path / "p").write_bytes(mark + text.encode(encoding))
+    arguments = argparse.Namespace(prompt=None, prompt_file=str(tmp_path / "p"))
+    assert prompt.read(arguments) == text.replace("\r\n", "\n")
+
+
+def test_a_prompt_of_many_bytes_is_refused_before_it_is_tokenized(
+    capsys: pytest.CaptureFixture[str],
+    spelling_build: Build,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "p").write_bytes(b"x" * (1 << 17))
+    flags = ("generate", spelling_build.directory, "--prompt-file")
+    assert "has 131072 bytes, 65536 are read" in refused(capsys, *flags, tmp_path / "p")
+    llm = LLM(spelling_build.directory)
+    for ask in (llm.generate, lambda text: llm.score("x", text)):
+        with pytest.raises(UserError, match="131072 bytes, 65536 are read"):
+            ask("x" * (1 << 17))
+    monkeypatch.setattr(prompt, "MOST_BYTES", 1 << 16)
+    assert "more than 65536 bytes" in refused(capsys, *flags, "/dev/zero")
 
 
 def test_generate_prints_the_text_of_its_json(

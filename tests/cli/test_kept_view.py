@@ -53,7 +53,14 @@ def test_the_picture_ignores_unused_places() -> None:
 
 @pytest.mark.parametrize(
     ("length", "row"),
-    [(1, "S|"), (4, "S|"), (5, "S|="), (16, "S|" + "=" * 12), (17, "S |" + "=" * 12)],
+    [
+        (1, "S|"),
+        (4, "S|"),
+        (5, "S|="),
+        (16, "S|" + "=" * 12),
+        (19, "S|" + "=" * 15),
+        (20, "S    |" + "=" * 12),
+    ],
 )
 def test_the_picture_of_a_short_prompt_has_sinks_then_ring(length: int, row: str) -> None:
     assert rows(np.array([[-1]]), length) == [row]

@@ -13,18 +13,19 @@ from snapexport.errors import UserError
 layers = st.builds(LayerGeometry, st.integers(0, 5), st.integers(1, 9), st.integers(0, 6))
 
 
-def simulated(place: LayerGeometry, length: int) -> dict[int, int]:
-    """Positions by cache slot, after each position was written to its slot in turn."""
-    return {place.cache_slot(position): position for position in range(length)}
+def simulated(place: LayerGeometry, count: int, length: int) -> dict[int, int]:
+    """Positions by cache slot, after `count` were written in turn behind a prompt of `length`."""
+    return {place.cache_slot(position, length): position for position in range(count)}
 
 
 @given(layers, st.integers(1, 60))
 def test_source_positions_equal_those_of_writing_token_by_token(
     place: LayerGeometry, length: int
 ) -> None:
-    held = simulated(place, length)
-    window = range(place.L_sink + place.L_recent)
-    assert place.source_positions(length) == [held.get(slot, -1) for slot in window]
+    held, kept = simulated(place, length, length), [99] * place.kept(length)
+    sources = place.source_positions(length, kept)
+    slots = range(place.cache_slots - len(kept))
+    assert sources == [*(held.get(slot, -1) for slot in slots), *kept]
 
 
 @given(layers, st.integers(1, 60), st.integers(0, 40))
@@ -32,16 +33,25 @@ def test_valid_cache_slots_are_a_contiguous_prefix(
     place: LayerGeometry, length: int, more: int
 ) -> None:
     position = length + more
-    written = simulated(place, position + 1)
-    top = place.L_sink + place.L_recent
-    held = set(written) | set(range(top, top + place.kept(length)))
-    assert held == set(range(place.valid(position, length)))
+    written = simulated(place, position + 1, length)
+    held = set(written) | set(range(place.size - place.kept(length), place.size))
+    assert held == set(range(place.valid(position)))
 
 
 @given(layers, st.integers(1, 60))
 def test_every_position_is_sink_ring_or_eligible(place: LayerGeometry, length: int) -> None:
-    window = [p for p in place.source_positions(length) if p >= 0]
-    assert len(window) + place.eligible(length) == length
+    held = [p for p in place.source_positions(length, [-1] * place.K) if p >= 0]
+    assert len(held) + place.eligible(length) == length
+
+
+@given(layers, st.integers(1, 20), st.integers(0, 20))
+def test_nothing_is_dropped_while_a_cache_slot_is_empty(
+    place: LayerGeometry, length: int, more: int
+) -> None:
+    count = length + more
+    if count <= place.size:
+        written = simulated(place, count, length)
+        assert written == {position: position for position in range(count)}
 
 
 @given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 60))
@@ -49,8 +59,8 @@ def test_valid_cache_slots_of_a_chunk_hold_its_newest_positions(
     chunk: int, L_max: int, position: int
 ) -> None:
     place = LayerGeometry(0, min(chunk, L_max), 0, chunk=chunk)
-    written = simulated(place, position + 1)
-    seen = {written[slot] for slot in range(place.valid(position, 1))}
+    written = simulated(place, position + 1, 1)
+    seen = {written[slot] for slot in range(place.valid(position))}
     first = max(position - position % chunk, position - place.L_recent + 1)
     assert seen == set(range(first, position + 1))
     assert place.oldest_recent(position) == max(position - position % chunk, position - L_max)
@@ -78,8 +88,8 @@ def test_default_ring_is_half_but_18_where_a_third_is_left_for_the_vote(
 
 def test_full_cache_is_a_geometry_of_sinks_alone() -> None:
     (place,) = CacheGeometry.full(32, 1).layers
-    assert [place.cache_slot(p) for p in range(32)] == list(range(32))
-    assert [place.valid(p, 10) for p in range(32)] == list(range(1, 33))
+    assert [place.cache_slot(p, 10) for p in range(32)] == list(range(32))
+    assert [place.valid(p) for p in range(32)] == list(range(1, 33))
     assert (place.cache_slots, place.kept(32)) == (32, 0)
 
 

@@ -4,9 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
+
+from snapexport.exporter.quantized import read_quantization
+from snapexport.exporter.tensor_file import Tensor, blocks
+from snapexport.files.safetensors import read_header
 
 Arrays = dict[str, NDArray[Any]]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -86,3 +91,49 @@ def quantize(model: Path, config: dict[str, Any], parts: Any) -> dict[str, NDArr
     of_model = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(of_model | {"quantization_config": config}))
     return dequantized
+
+
+def rows_of_words(weight: Weight, stem: str, *, sym: bool = False) -> Arrays:
+    """compressed-tensors' pack-quantized; zeros are packed along the rows."""
+    made = {
+        f"{stem}.weight_packed": packed(weight.q, weight.bits),
+        f"{stem}.weight_scale": weight.scales,
+        f"{stem}.weight_shape": np.array(weight.q.shape),
+    }
+    if not sym:
+        zeros = np.ascontiguousarray(packed(weight.zeros.T, weight.bits).T)
+        made[f"{stem}.weight_zero_point"] = zeros
+    return made
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+class Fp4:
+    """Random floats of 4 bits [N,K] with a scale for each `block` columns."""
+
+    def __init__(self, rows: int, columns: int, block: int, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.places = rng.integers(0, 16, (rows, columns)).astype(np.uint8)
+        self.block, self.shape = block, (rows, columns // block)
+        self.e4m3 = rng.uniform(1, 100, self.shape).astype(ml_dtypes.float8_e4m3fn)
+        self.powers = rng.integers(115, 125, self.shape).astype(np.uint8)
+
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """Two values each, the first in the low half."""
+        return self.places[:, ::2] | self.places[:, 1::2] << 4
+
+    def dequantized(self, scales: NDArray[np.float32]) -> NDArray[np.float32]:
+        return E2M1[self.places] * scales.repeat(self.block, axis=1)
+
+
+def opened(parts: Arrays, config: dict[str, Any], folder: Path) -> Tensor:
+    save_file(parts, folder / "x.safetensors")
+    quantization = read_quantization({"quantization_config": config})
+    assert quantization
+    return quantization.tensors(read_header(folder / "x.safetensors"))["x.weight"]
+
+
+def values(tensor: Tensor, most: int = 1 << 20) -> NDArray[np.float32]:
+    return np.concatenate(list(blocks(tensor, most=most))).reshape(tensor.shape)

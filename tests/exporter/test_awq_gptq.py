@@ -1,37 +1,23 @@
 """AWQ's and GPTQ's weights are read as the integers that were stored; damaged ones are refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 from snapexport.build import build
 from snapexport.errors import UserError
 from snapexport.exporter.integers import IntegerWeight
 from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.quantized import read_quantization
-from snapexport.exporter.tensor_file import Tensor, blocks
-from snapexport.files.safetensors import read_header
-from tests.exporter.quantized_integers import Arrays, Weight, quantize
+from tests.exporter.quantized_integers import Weight, opened, quantize, values
 from tests.exporter.test_weights import weights_of
 from tests.oracle import checkpoints
 
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
-
-
-def opened(parts: Arrays, config: dict[str, Any], folder: Path) -> Tensor:
-    save_file(parts, folder / "x.safetensors")
-    quantization = read_quantization({"quantization_config": config})
-    assert quantization
-    return quantization.tensors(read_header(folder / "x.safetensors"))["x.weight"]
-
-
-def values(tensor: Tensor, most: int = 1 << 20) -> NDArray[np.float32]:
-    return np.concatenate(list(blocks(tensor, most=most))).reshape(tensor.shape)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +75,30 @@ def test_gptq_modules_may_have_bits_and_groups_of_their_own(tmp_path: Path) -> N
     dynamic = {"dynamic": {"+:.*x": {"bits": 8, "group_size": 64}, "-:.*y": {}}}
     tensor = opened(weight.gptq("x"), GPTQ | dynamic, tmp_path)
     assert np.array_equal(values(tensor), weight.dequantized)
+
+
+ROUND: dict[str, Any] = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False}
+ROUND |= {"autoround_version": "0.5.1", "data_type": "int", "iters": 200, "seqlen": 2048}
+
+
+@pytest.mark.parametrize(
+    ("packing", "less"),
+    [("auto_gptq", 1), ("gptq", 1), ("gptqmodel", 0), ("", 0), ("auto_awq", None)],
+)
+def test_auto_round_packs_as_gptq_or_awq(packing: str, less: int | None, tmp_path: Path) -> None:
+    weight = Weight(64, 128, 32, 4)
+    parts = weight.awq("x") if less is None else weight.gptq("x", less)
+    parts.pop("x.g_idx", None)
+    config = ROUND | {"packing_format": f"auto_round:{packing}".rstrip(":")}
+    assert np.array_equal(values(opened(parts, config, tmp_path)), weight.dequantized)
+
+
+def test_auto_round_layers_may_have_bits_of_their_own(tmp_path: Path) -> None:
+    weight = Weight(64, 128, 32, 8)
+    parts = weight.gptq("x")
+    del parts["x.g_idx"]
+    config = ROUND | {"extra_config": {"x": {"bits": 8}}}
+    assert np.array_equal(values(opened(parts, config, tmp_path)), weight.dequantized)
 
 
 def without(name: str) -> Any:
@@ -152,6 +162,12 @@ def test_damaged_parts_are_refused(spoil: Any, message: str, tmp_path: Path) -> 
         (GPTQ | {"dynamic": {"x": 1}}, "dynamic is no table"),
         (GPTQ | {"dynamic": {"x": {"adapter": 1}}}, "unknown key 'adapter'"),
         (GPTQ | {"surprise": 1}, "unknown key 'surprise'"),
+        (ROUND | {"surprise": 1}, "unknown key 'surprise'"),
+        (ROUND | {"packing_format": "auto_round:fake"}, "packing_format 'auto_round:fake'"),
+        (ROUND | {"act_bits": 8}, "act_bits 8"),
+        (ROUND | {"data_type": "nv_fp"}, "data_type 'nv_fp'"),
+        (ROUND | {"extra_config": {"x": {"data_type": "mx_fp"}}}, "data_type 'mx_fp'"),
+        (ROUND | {"extra_config": [1]}, "extra_config is no table"),
     ],
 )
 def test_configs_that_change_what_weights_mean_are_refused(
@@ -160,6 +176,36 @@ def test_configs_that_change_what_weights_mean_are_refused(
     with pytest.raises(UserError, match=message) as error:
         read_quantization({"quantization_config": config})
     assert error.value.hint
+
+
+OLDER: dict[str, tuple[str, dict[str, Any]]] = {
+    "gptq": ("quantize_config.json", {"bits": 4, "group_size": 16, "desc_act": False}),
+    "awq": (
+        "quant_config.json",
+        {"zero_point": True, "q_group_size": 16, "w_bit": 4, "version": "GEMM"},
+    ),
+}
+
+
+@pytest.mark.parametrize("method", OLDER)
+def test_older_checkpoints_have_their_quantization_beside_the_config(
+    method: str, tmp_path: Path
+) -> None:
+    def parts(stem: str, rows: int, columns: int) -> Any:
+        weight = Weight(rows, columns, 16, 4, seed=rows + columns)
+        return getattr(weight, method)(stem), weight.dequantized
+
+    model = checkpoints.make("llama", tmp_path / "m")
+    plain = (model / "config.json").read_text()
+    expected = quantize(model, {}, parts)
+    (model / "config.json").write_text(plain)
+    with pytest.raises(UserError, match=r"config\.json has no quantization_config"):
+        open_checkpoint(model)
+    file, config = OLDER[method]
+    (model / file).write_text(json.dumps(config))
+    tensors = open_checkpoint(model).tensors
+    for name, dequantized in expected.items():
+        assert np.array_equal(values(tensors[name]), dequantized)
 
 
 @pytest.mark.slow
@@ -176,7 +222,7 @@ def test_a_build_has_the_dequantized_weights(method: str, name: str, tmp_path: P
     tensors = open_checkpoint(model).tensors
     for weight, dequantized in expected.items():
         assert np.array_equal(values(tensors[weight]), dequantized)
-    made = weights_of(build(model, tmp_path / "b", L_max=32, dtype="fp32"))
+    made = weights_of(build(model, tmp_path / "b", L_max=32, dtype="fp32", weights="dequantize"))
     for weight, dequantized in expected.items():
         if "experts" not in weight:
             assert np.array_equal(made[weight].numpy(), dequantized)

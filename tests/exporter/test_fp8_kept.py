@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -25,6 +26,8 @@ from tests.exporter.quantized_files import (
     edit_tensors,
     quantize_to_fp8,
 )
+from tests.exporter.quantized_integers import quantize
+from tests.exporter.test_compressed_tensors import config
 from tests.exporter.test_weights import weights_of
 from tests.oracle import checkpoints, masked
 from tests.oracle.compare import assert_decodes, assert_logits, prefill_and_compress
@@ -136,6 +139,30 @@ def test_weights_that_a_graph_dequantizes_equal_transformers_bit_for_bit(
         for weight, values in got.items():
             assert values.dtype == DTYPES[dtype]
             assert torch.equal(bits(values), stacked(want, weight)), weight
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "channel"])
+def test_one_scale_of_a_matrix_or_a_row_is_that_of_its_blocks(
+    strategy: str, tmp_path: Path
+) -> None:
+    """As compressed-tensors has them, of a family that is not published in fp8."""
+
+    def parts(stem: str, rows: int, columns: int) -> Any:
+        rng = np.random.default_rng(rows + columns)
+        q = rng.normal(size=(rows, columns)).astype(ml_dtypes.float8_e4m3fn)
+        scales = rng.uniform(0.01, 0.1, (1,) if strategy == "tensor" else (rows, 1))
+        scales = scales.astype(np.float32)
+        made = {f"{stem}.weight": q, f"{stem}.weight_scale": scales}
+        return made, q.astype(np.float32) * scales
+
+    model = checkpoints.make("llama", tmp_path / "m")
+    scheme = {"num_bits": 8, "type": "float", "strategy": strategy}
+    expected = quantize(model, config(scheme, format="float-quantized"), parts)
+    made = build(model, tmp_path / "b", **SMALL, **TENSORRT, dtype="fp32")
+    got = dequantized_by_onnx(made, "decode")
+    assert got.keys() == expected.keys()
+    for name, values in got.items():
+        assert np.array_equal(values.numpy(), expected[name])
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -23,7 +23,7 @@ from tests.exporter import gguf_files
 ROWS, COLUMNS = 37, 512
 PLACES = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S"), (0,)),
-    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0,)),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "Q1_0"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)},
 }
@@ -61,7 +61,7 @@ def values(weight: GgufIntegers, multiple: int, most: int) -> Any:
     return np.concatenate(list(blocks(weight, multiple, most))).reshape(weight.shape)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "Q1_0"])
 def test_integers_equal_the_dequantized_weight(name: str, tmp_path: Path) -> None:
     raw = random_rows(name)
     weight, expected = stored(name, raw, tmp_path), dequantize(raw, Kind[name])
@@ -82,7 +82,16 @@ def test_every_type_of_blocks_that_gguf_dequantizes_has_integers() -> None:
     from gguf.quants import _type_traits
 
     plain = {"F32", "F16", "BF16"}
-    assert {kind.name for kind in _type_traits} - plain == set(KINDS)
+    assert {kind.name for kind in _type_traits} - plain == set(KINDS) - {"Q1_0"}
+
+
+def test_bits_of_q1_0_are_signs(tmp_path: Path) -> None:
+    """The package `gguf` can't dequantize them."""
+    raw = random_rows("Q1_0")
+    scales = raw.reshape(-1, 18)[:, :2].copy().view(np.float16).astype(np.float32)
+    bits = np.unpackbits(raw.reshape(-1, 18)[:, 2:], axis=1, bitorder="little")
+    expected = np.where(bits == 1, scales, -scales).reshape(ROWS, COLUMNS)
+    assert np.array_equal(values(stored("Q1_0", raw, tmp_path), 1, 1), expected)
 
 
 @pytest.mark.parametrize(("name", "value"), [("Q4_0", np.nan), ("Q4_K", np.inf), ("MXFP4", 255)])

@@ -130,6 +130,15 @@ def test_fp8_blocks_are_cut_off_at_the_ends_of_rows_and_columns(
     assert all(len(block) % multiple == 0 for block in blocks(tensor, multiple, most))
 
 
+@pytest.mark.parametrize("byte", [127, 255])
+def test_fp8_values_that_are_nan_are_refused(byte: int, tmp_path: Path) -> None:
+    quantized, scales = to_fp8(torch.ones(32, 32))
+    quantized.view(torch.uint8)[20, 3] = byte
+    tensors = opened(tmp_path / "x.safetensors", Fp8((16, 16)), w=quantized, w_scale_inv=scales)
+    with pytest.raises(UserError, match="a value of the tensor w is NaN"):
+        read(tensors["w"])
+
+
 def test_fp8_scales_may_be_powers_of_two_in_a_byte(tmp_path: Path) -> None:
     quantized, _ = to_fp8(torch.randn(32, 32, generator=torch.Generator().manual_seed(0)))
     scales = torch.tensor([[120, 127], [130, 1]], dtype=torch.uint8).view(torch.float8_e8m0fnu)

@@ -1,6 +1,7 @@
 """Templates and tokenizers of a build see the special tokens that transformers sees."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from snapexport.build.copied import read_texts
+from snapexport.exporter.architectures import model_facts
+from snapexport.exporter.decoders import load_decoder
+from snapexport.exporter.opening import open_checkpoint
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from tests.runtime.tokenizers_for_tests import byte_level
 
@@ -19,6 +23,7 @@ ADDED = {"content": "<|end|>", "lstrip": False, "normalized": False, "rstrip": F
 ADDED |= {"single_word": False, "special": True}
 OWN = ADDED | {"content": "</s>"}
 TOKENS = len(byte_level().get_vocab())
+GENERATION = "generation_config.json"
 PLAIN: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
@@ -120,3 +125,40 @@ def test_the_template_of_a_processor_is_taken_where_the_tokenizer_has_none(
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": SHOWN}))
     found = read_texts(tmp_path).get("chat_template.jinja")
     assert found == (expected and expected.encode())
+
+
+@pytest.mark.parametrize(
+    ("files", "ends"),
+    [
+        (
+            {
+                "generation_config.json": {"eos_token_id": [3, 4]},
+                "config.json": {"eos_token_id": 5},
+            },
+            [3, 4],
+        ),
+        (
+            {"generation_config.json": {"eos_token_id": None}, "config.json": {"eos_token_id": 5}},
+            [5],
+        ),
+        ({"generation_config.json": {}, "config.json": {"eos_token_id": [5, 6]}}, [5, 6]),
+        ({"config.json": {"eos_token_id": None}}, [256]),
+        ({"config.json": {"eos_token_id": None}, "tokenizer.json": None}, []),
+    ],
+    ids=["both", "null", "config", "tokenizer", "none"],
+)
+def test_end_tokens_are_those_of_the_first_file_that_says(
+    files: dict[str, Any], ends: list[int], checkpoint: Path, tmp_path: Path
+) -> None:
+    mine = Path(shutil.copytree(checkpoint, tmp_path / "mine"))
+    (mine / GENERATION).unlink()
+    byte_level().save(str(mine / "tokenizer.json"))
+    (mine / "tokenizer_config.json").write_text(json.dumps(PLAIN | {"eos_token": "</s>"}))
+    for name, fields in files.items():
+        kept = json.loads((mine / name).read_text()) if name == "config.json" else {}
+        if fields is None:
+            (mine / name).unlink()
+        else:
+            (mine / name).write_text(json.dumps(kept | fields))
+    opened = open_checkpoint(mine)
+    assert model_facts(load_decoder(opened), opened).eos_token_id == ends

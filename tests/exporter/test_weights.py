@@ -1,6 +1,7 @@
 """Weights are copied, or converted exactly to another dtype; missing ones are refused."""
 
 import errno
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from snapexport.build import build
+from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter.checkpoint import SHARD_INDEX
@@ -47,6 +50,22 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     names = {Path(weights.file).name for weights in made.manifest.weights}
     assert "model.embed_tokens.weight.safetensors" in names
     assert "lm_head.weight.safetensors" not in names
+
+
+@pytest.mark.parametrize("stored", ["lm_head.weight", "embed_tokens.weight"])
+def test_tied_weights_are_read_by_whichever_name_transformers_takes(
+    stored: str, tmp_path: Path
+) -> None:
+    """The head's name alone, or the embedding's without the decoder's prefix."""
+    model = Path(shutil.copytree(cases.checkpoint("qwen2-tied"), tmp_path / "m"))
+    weights = load_file(model / "model.safetensors")
+    weights[stored] = weights.pop("model.embed_tokens.weight")
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    theirs = AutoModelForCausalLM.from_pretrained(model).state_dict()["model.embed_tokens.weight"]
+    made = weights_of(build(model, tmp_path / "b", L_max=32))
+    assert torch.equal(made["model.embed_tokens.weight"], theirs)
+    assert "lm_head.weight" not in made
+    assert main(["plan", "--model", str(model), "--L-max", "64", "--memory", "1GiB"]) == 0
 
 
 def test_a_sharded_checkpoint_gives_the_same_build_as_a_whole_one(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ COUNTS = {
     "manifests": (2000, 120),
     "headers": (1000, 150),
     "gguf": (1500, 100),
+    "gguf-blocks": (1000, 60),
+    "quantized": (1500, 100),
     "configs": (2000, 100),
     "tokenizers": (600, 80),
     "templates": (600, 60),
@@ -63,12 +65,14 @@ def run(name: str, arguments: argparse.Namespace, work: Path) -> list[Result]:
 
 def make(name: str, work: Path) -> children.Kind:
     """Import the kind's libraries, and read what it mutates."""
-    from tests.fuzz import configs, gguf_headers, headers, manifests, texts
+    from tests.fuzz import configs, gguf_headers, headers, manifests, quantized, texts
 
     kinds = (
         manifests.Manifests,
         headers.Headers,
         gguf_headers.GgufHeaders,
+        quantized.GgufBlocks,
+        quantized.Quantized,
         configs.Configs,
         texts.Tokenizers,
         texts.Templates,

@@ -10,7 +10,7 @@ from torch import Tensor
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.layer_geometry import LayerGeometry
 from tests.graphs.layered import Array, Layered
-from tests.oracle.vote import gap, keep, vote
+from tests.oracle.vote import gap, is_whole, keep, vote
 
 
 @dataclass
@@ -30,6 +30,7 @@ class Answer:
 class _Run:
     model: Layered
     geometry: CacheGeometry
+    prompt_length: int
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
     kept: dict[int, Tensor] = field(default_factory=dict)
@@ -89,7 +90,8 @@ class _Run:
 
     def _held(self, shape: LayerGeometry, kept: Tensor, every: Tensor, row: Tensor) -> Tensor:
         """Bool [Hkv,1,N]: what a decode step at position `row` still finds."""
-        in_ring = (every >= shape.L_sink) & (every > row - shape.L_recent)
+        ring = shape.L_recent + shape.K * is_whole(shape, self.prompt_length)
+        in_ring = (every >= shape.L_sink) & (every > row - ring)
         voted = (kept[:, :, None] == every).any(1)[:, None]
         return (every < shape.L_sink) | in_ring | voted
 
@@ -104,7 +106,7 @@ class _Run:
 
 def answer(model: Layered, geometry: CacheGeometry, prompt: Sequence[int], steps: int) -> Answer:
     """The prompt in full, then `steps` tokens greedily from what is kept of it."""
-    run = _Run(model, geometry)
+    run = _Run(model, geometry, len(prompt))
     logits = [run.feed(prompt, 0)[-1]]
     for step in range(steps):
         logits.append(run.feed([int(logits[-1].argmax())], len(prompt) + step)[-1])

@@ -59,6 +59,7 @@ OTHERS = {
 ELSEWHERE = {
     "docs/operators.md",
     "engines/NAME.log",
+    "engines/onnxruntime/",
     "weights/model.norm.weight.safetensors",
 }
 """Files that the pages name and the repository does not have."""

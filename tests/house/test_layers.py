@@ -15,7 +15,8 @@ from tools.house import ROOT, circular, imported_modules, package_modules
 PACKAGE = Path(snapexport.__file__).parent
 
 HEAVY = (
-    "torch transformers onnx onnxruntime tensorrt cuda tritonclient starlette uvicorn grpc jinja2"
+    "torch transformers onnx onnxruntime openvino tensorrt cuda tritonclient starlette uvicorn "
+    "grpc jinja2"
 ).split()
 
 ALLOWED = {

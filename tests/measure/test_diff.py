@@ -77,7 +77,7 @@ def test_diff_compares_every_kind_of_build(
     assert all(row["passed"] for row in rows if row["lossless"])
     costly = [(row["prompt_length"], row["output"]) for row in rows if not row["lossless"]]
     assert costly == ([] if exact else [(61, "decode.logits")])
-    assert {row["prompt_length"] for row in rows} == ({1, 48} if exact else {13, 61})
+    assert {row["prompt_length"] for row in rows} == ({1, 48} if exact else {21, 61})
 
 
 def test_distance_has_error_agreement_and_divergence() -> None:

@@ -143,12 +143,12 @@ def test_page_arrays_are_packed_little_endian() -> None:
     assert unpacked(packed(numbers), "<u4").tolist() == numbers.ravel().tolist()
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 15, 16, 17, 100])
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 16, 19, 20, 100])
 @pytest.mark.parametrize("place", [LayerGeometry(4, 12, 3), LayerGeometry(0, 12, 0)])
 def test_page_regions_equal_the_geometry(place: LayerGeometry, length: int) -> None:
     regions = layer_regions(place, length)
     held = [*range(regions["sinks"]), *range(regions["ring"], length)]
-    assert held == sorted(set(place.source_positions(length)) - {-1})
+    assert held == sorted(set(place.source_positions(length, [-1] * place.K)) - {-1})
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from . import cases
 from .cases import CACHED, LOGITS, STEPS, Case
 from .masked import OracleRun
 from .raw import Array, Compressed, RawBuild, Slots, prefill_and_compress
+from .vote import is_whole
 
 
 def assert_agrees(case: Case, lengths: Sequence[int], steps: int = STEPS) -> float:
@@ -114,6 +115,9 @@ def expected_slots(
     """prompt [Hkv, L, D] -> [Hkv, S, D]."""
     shape, (heads, length, dim) = case.geometry.layers[layer], prompt.shape
     slots = np.zeros((heads, shape.cache_slots, dim), np.float32)
+    if is_whole(shape, length):
+        slots[:, :length] = prompt
+        return slots
     for position in range(length):
         ring = shape.L_recent and (position - shape.L_sink) % shape.L_recent
         slot = position if position < shape.L_sink else shape.L_sink + ring

@@ -5,7 +5,7 @@ hides, per layer and KV head, the positions that the compressed cache no longer 
 layers it also hides positions outside of the window, in the prompt too. Knows no graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,7 +23,7 @@ from snapexport.contract.layer_geometry import LayerGeometry
 
 from .on_disk import kept
 from .routing import watched
-from .vote import gap, keep, vote
+from .vote import gap, is_whole, keep, vote
 
 MASKED = "masked_full_cache"
 
@@ -185,6 +185,11 @@ class CacheOf(NamedTuple):
     shape: LayerGeometry
     heads: list[int] | slice
 
+    @property
+    def count(self) -> int:
+        """Of the heads; 1 for all of them."""
+        return 1 if isinstance(self.heads, slice) else len(self.heads)
+
 
 def caches_of(geometry: CacheGeometry, layer: int) -> list[CacheOf]:
     """The caches that a layer reads: one, or one for each of its head groups."""
@@ -198,16 +203,33 @@ def caches_of(geometry: CacheGeometry, layer: int) -> list[CacheOf]:
 
 def voted(geometry: CacheGeometry, layer: int, kept: dict[int, Tensor], every: Tensor) -> Tensor:
     """Bool [Hkv, N]: which of the positions `every` each KV head has kept. kept: by cache."""
-    masks = {
-        one.cache: (kept[one.cache][:, :, None] == every).any(1)
+    return by_head(
+        (one, (kept[one.cache][:, :, None] == every).any(1)) for one in caches_of(geometry, layer)
+    )
+
+
+def rings(geometry: CacheGeometry, layer: int, length: int) -> Tensor:
+    """[Hkv, 1], or [1, 1] for all: the newest positions that are held beside the sinks.
+
+    A cache that holds a prompt of `length` whole has no other slots.
+    """
+    return by_head(
+        (one, torch.full((one.count, 1), one.shape.L_recent + one.shape.K * whole))
         for one in caches_of(geometry, layer)
-    }
-    if not geometry.slots.head_groups:
-        return next(iter(masks.values()))
+        for whole in [is_whole(one.shape, length)]
+    )
+
+
+def by_head(parts: Iterable[tuple[CacheOf, Tensor]]) -> Tensor:
+    """[Hkv, ...] of what each of a layer's caches has for its heads, [heads, ...]."""
+    (first, whole), *others = parts
+    if isinstance(first.heads, slice):
+        return whole
     rows = [
         (head, row)
-        for one in caches_of(geometry, layer)
-        for head, row in zip(one.heads, masks[one.cache], strict=True)
+        for one, part in [(first, whole), *others]
+        if not isinstance(one.heads, slice)
+        for head, row in zip(one.heads, part, strict=True)
     ]
     return torch.stack([row for _, row in sorted(rows, key=lambda pair: pair[0])])
 
@@ -240,11 +262,11 @@ class Memory:
         return kept, [self.gaps[cache].numpy() for cache in caches]
 
     def visible_in_decode(self, layer: int, position: int) -> Tensor:
-        """Bool [Hkv, position + 1]: sinks, the newest L_recent others, and what was kept."""
+        """Bool [Hkv, position + 1]: sinks, the newest others of the ring, and what was kept."""
         (_, shape, _), *_ = caches_of(self.geometry, layer)
         every = torch.arange(position + 1)
         sink = every < shape.L_sink
-        recent = ~sink & (every > position - shape.L_recent)
+        recent = ~sink & (every > position - rings(self.geometry, layer, self.prompt_length))
         return sink | recent | voted(self.geometry, layer, self.kept, every)
 
     def _remember(self, layer: int, query: Tensor, key: Tensor, scoring: Scoring) -> None:

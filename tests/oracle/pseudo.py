@@ -17,7 +17,7 @@ from snapexport.contract.geometry import CacheGeometry
 from . import masked
 from .masked import Memory, OracleRun, Scoring
 from .routing import watched
-from .vote import gap, keep, vote
+from .vote import eligible, gap, keep, vote
 
 
 @dataclass
@@ -64,9 +64,9 @@ class VotedAgain(VotedBehind):
         largest = attention.amax(1)[:, : self.prompt_length]
         largest = torch.maximum(largest, self.largest.get(layer, torch.zeros(())))
         self.largest[layer] = largest
-        span = slice(shape.L_sink, max(shape.L_sink, self.prompt_length - shape.L_recent))
         of_sets = largest.reshape(sets, -1, self.prompt_length).amax(1)
-        self.decide(layer, self._pooled(of_sets[:, span]))
+        span = eligible(shape, self.prompt_length)
+        self.decide(layer, self._pooled(of_sets[:, span.start : span.stop]))
 
     def _pooled(self, votes: Tensor) -> Tensor:
         width = self.geometry.vote.pool_kernel

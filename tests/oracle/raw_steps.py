@@ -39,6 +39,8 @@ class SeveralSlots:
         count = ids.shape[1]
         positions = self.positions[:, None] + np.arange(count)
         feeds: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
+        if any(held.shape.K for held in self.held):
+            feeds["prompt_length"] = self.lengths
         for index, held in enumerate(self.held):
             suffix = f"_{index + 1}" if index else ""
             feeds[f"write_slot{suffix}"] = held.write(positions)
@@ -59,27 +61,34 @@ class Held:
 
     def __init__(self, shape: LayerGeometry, lengths: Array) -> None:
         self.shape = shape
-        self.ring = range(shape.L_sink, shape.L_sink + shape.L_recent + shape.spare)
-        self.slots = np.full((len(lengths), self.ring.stop + shape.K), -1, np.int64)
+        ring_end = shape.L_sink + shape.L_recent + shape.spare
+        self.slots = np.full((len(lengths), ring_end + shape.K), -1, np.int64)
         self.next: list[int] = []
         self.written: list[int] = []
+        self.ends: list[int] = []
         for row, length in zip(self.slots, lengths.tolist(), strict=True):
+            if length <= shape.L_sink + shape.L_recent + shape.K:
+                row[:length] = range(length)
+                self.next.append(length)
+                self.ends.append(len(row))
+                continue
+            ring = range(shape.L_sink, ring_end)
             for position in range(length):
                 if position < shape.L_sink:
                     row[position] = position
                 elif position >= length - shape.L_recent:
-                    row[self._home(position)] = position
-            kept = min(max(0, length - shape.L_sink - shape.L_recent), shape.K)
-            row[self.ring.stop : self.ring.stop + kept] = 7 % length
-            self.next.append(self._home(length) if length >= shape.L_sink else length)
-
-    def _home(self, position: int) -> int:
-        return self.ring.start + (position - self.ring.start) % len(self.ring)
+                    row[ring[(position - ring.start) % len(ring)]] = position
+            row[ring_end:] = 7 % length
+            self.next.append(ring[(length - ring.start) % len(ring)])
+            self.ends.append(ring_end)
 
     def write(self, positions: Array) -> Array:
         """The cache slots of each row's first token."""
         count = positions.shape[1]
-        self.written = [at if at + count <= self.ring.stop else self.ring.start for at in self.next]
+        start = self.shape.L_sink
+        self.written = [
+            at if at + count <= end else start for at, end in zip(self.next, self.ends, strict=True)
+        ]
         for row, at, new in zip(self.slots, self.written, positions, strict=True):
             row[at : at + count] = new
         self.count = count

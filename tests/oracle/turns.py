@@ -30,6 +30,7 @@ from .masked import (
     greedy,
     greedy_gap,
     load,
+    rings,
     voted,
 )
 from .on_disk import kept
@@ -110,9 +111,11 @@ class TurnMemory:
             if caches[0].cache in self.kept:
                 self.before[layer] = voted(self.geometry, layer, self.kept, every)
         first = self.first
-        is_turn = first < sum(map(len, self.turns))
-        newest = first if is_turn else total
-        held = (every < shape.L_sink) | (every >= newest - shape.L_recent) | self.before[source]
+        prompt_length = sum(map(len, self.turns))
+        is_turn = first < prompt_length
+        newest, before = (first, first) if is_turn else (total, prompt_length)
+        recent = every >= newest - rings(self.geometry, layer, before)
+        held = (every < shape.L_sink) | recent | self.before[source]
         visible = held[:, None] & causal(rows, total)
         if is_turn:
             visible = visible | (causal(rows, total) & (every >= first))

@@ -22,13 +22,23 @@ def vote(
     window: post-RoPE queries of the last L_obs prompt tokens [H, W, D]; key [Hkv, L, D].
     one_set: all heads are one group, with a key each; the scores are [1, n].
     """
-    span = range(layer.L_sink, max(layer.L_sink, key.shape[1] - layer.L_recent))
     options = Vote(geometry.vote.pool_kernel, scaling, softcap or 0.0, **geometry.vote.options)
-    scores = options.scores(window, key, span)
+    scores = options.scores(window, key, eligible(layer, key.shape[1]))
     if not one_set:
         return scores
     combine = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax}[geometry.vote.group]
     return combine(scores, dim=0, keepdim=True)
+
+
+def is_whole(layer: LayerGeometry, length: int) -> bool:
+    """Whether the cache slots of a layer hold a prompt of so many tokens."""
+    return length <= layer.L_sink + layer.L_recent + layer.K
+
+
+def eligible(layer: LayerGeometry, length: int) -> range:
+    """The positions of a prompt that the vote may keep; none of a prompt that is held whole."""
+    stop = layer.L_sink if is_whole(layer, length) else length - layer.L_recent
+    return range(layer.L_sink, stop)
 
 
 def keep(scores: Tensor, layer: LayerGeometry) -> Tensor:

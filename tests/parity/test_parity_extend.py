@@ -48,11 +48,9 @@ class Extended:
         self.length = request.length
         self.row |= past(request.cache)
         for layer, shape in enumerate(geometry.layers):
-            window = np.array(shape.source_positions(self.length))
-            every = np.broadcast_to(window, (len(request.topk[layer]), len(window)))
-            self.row[f"slot_positions.{layer}"] = np.concatenate(
-                [every, request.topk[layer]], axis=1
-            )[None]
+            rows = request.topk[layer].tolist()
+            heads = [shape.source_positions(self.length, row) for row in rows]
+            self.row[f"slot_positions.{layer}"] = np.array([heads])
 
     def take(self, ids: Sequence[int], voters: Sequence[int] = ()) -> Array:
         """One turn -> logits [V]. voters: tokens that vote after it."""
@@ -78,10 +76,10 @@ class Extended:
         kept = []
         for layer, shape in enumerate(geometry.layers):
             positions = self.row[f"slot_positions.{layer}"][0]
-            window = shape.L_sink + shape.L_recent
-            for head in positions[:, :window]:
-                assert head.tolist() == shape.source_positions(self.length)
-            kept.append(positions[:, window:])
+            voted = positions[:, shape.cache_slots - shape.K :]
+            for head, row in zip(positions.tolist(), voted.tolist(), strict=True):
+                assert head == shape.source_positions(self.length, row)
+            kept.append(np.full_like(voted, -1) if shape.is_whole(self.length) else voted)
         return kept
 
 

@@ -70,7 +70,13 @@ def test_full_policy_keeps_the_whole_cache_at_a_chunks_edge() -> None:
     assert_agrees(Case(policy="full", L_max=160), (31, 32, 33))
 
 
-def test_cache_is_lossless_while_all_positions_fit_into_sinks_and_ring() -> None:
-    """L <= L_sink + L_recent, up to the last position that evicts none."""
-    case = Case(L_recent=76)
-    assert_agrees_with_plain(cases.built(case), case.checkpoint, (1, 10, 16), "nothing lost")
+def test_cache_is_lossless_while_all_positions_fit_into_its_slots() -> None:
+    """L <= S, up to the last position that evicts none."""
+    case = Case(L_recent=16, K=60)
+    build, lengths = cases.built(case), (1, 10, 16)
+    assert assert_agrees_with_plain(build, case.checkpoint, lengths, "nothing lost") < 1e-4
+
+
+def test_a_token_beyond_the_cache_slots_drops_the_oldest_after_the_sinks() -> None:
+    """L = S, and the first decoded token is at position S."""
+    assert_agrees(Case(L_recent=16, K=60), (79, 80, 81), TWO_TURNS)

@@ -57,13 +57,16 @@ def test_oracle_plain_decoding_equals_generate(name: str, attention: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize(("sink", "recent", "K"), [(4, 16, 0), (0, 8, 0), (4, 16, 12), (2, 8, 30)])
+@pytest.mark.parametrize(
+    ("sink", "recent", "K"), [(4, 16, 0), (0, 8, 0), (4, 16, 12), (2, 8, 30), (2, 8, 52)]
+)
 def test_oracle_masking_equals_one_forward_with_explicit_masks(
     name: str, sink: int, recent: int, K: int
 ) -> None:
     ids = cases.prompt(60)
     got = masked.run(cases.checkpoint(name), ids, geometry(name, sink, recent, K), cases.STEPS)
-    masks = [explicit_mask(60, 60 + cases.STEPS, sink, recent, kept) for kept in got.topk_positions]
+    ring = recent + K if sink + recent + K >= 60 else recent
+    masks = [explicit_mask(60, 60 + cases.STEPS, sink, ring, kept) for kept in got.topk_positions]
     logits = one_forward(cases.checkpoint(name), [*ids, *got.tokens[:-1]], masks)
     assert np.abs(logits[59] - got.prefill_logits).max() < 1e-4
     assert np.abs(logits[60:] - got.decode_logits).max() < 1e-4
@@ -107,9 +110,9 @@ SHAPES = [
     (4, 16, 12, 8, 5, 90),
     (0, 8, 7, 8, 7, 50),
     (2, 4, 9, 1, 1, 33),
-    (1, 6, 40, 3, 5, 20),
-    (3, 5, 4, 5, 7, 9),
-    (3, 5, 4, 5, 7, 8),
+    (1, 6, 40, 3, 5, 48),
+    (3, 5, 4, 5, 7, 13),
+    (3, 5, 4, 5, 7, 12),
 ]
 
 
@@ -160,7 +163,8 @@ def looped_vote(
 ) -> NDArray[Any]:
     """[Hkv, n], one number at a time."""
     groups, length = len(query) // len(key), key.shape[1]
-    eligible = range(layer.L_sink, length - layer.L_recent)
+    is_whole = length <= layer.L_sink + layer.L_recent + layer.K
+    eligible = range(layer.L_sink, layer.L_sink if is_whole else length - layer.L_recent)
     pool = options.pool_kernel
     scores = np.zeros((len(key), len(eligible)))
     for head, q in enumerate(query):

@@ -49,7 +49,7 @@ class Emulated:
         self, p: GatherProblem, key: Tensor, value: Tensor, positions: Tensor, length: int
     ) -> list[Tensor]:
         """The compressed keys and values [Hkv,S,D]."""
-        slots = p.sink + p.recent + p.K
+        slots = p.sink + p.recent + p.spare + p.K
         size = p.kv_heads * slots * p.head_dim
         outs = [torch.full((size + GUARD,), 777.0, dtype=key.dtype) for _ in range(2)]
         prompt_length = torch.tensor([length])

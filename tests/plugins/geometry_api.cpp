@@ -12,8 +12,8 @@ void window_positions(int sink, int recent, int length, int* out) {
 }
 
 // begin and end of the eligible positions, and of what a pool sees around each of T positions.
-void ranges(int sink, int recent, int length, int T, int width, int* out) {
-  const Range all = eligible(sink, recent, length);
+void ranges(int sink, int recent, int K, int length, int T, int width, int* out) {
+  const Range all = eligible(sink, recent, K, length);
   out[0] = all.begin;
   out[1] = all.end;
   for (int position = 0; position < T; ++position) {

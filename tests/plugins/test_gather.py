@@ -14,21 +14,26 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 def kept_positions(p: GatherProblem, length: int) -> torch.Tensor:
     """Random eligible positions of each KV head, ascending, [Hkv,K]."""
     kept = torch.full((p.kv_heads, p.K), -1)
-    count = min(max(0, length - p.sink - p.recent), p.K)
+    if length <= p.sink + p.recent + p.K:
+        return kept
     generator = torch.Generator().manual_seed(length)
     for head in range(p.kv_heads):
-        chosen = torch.randperm(max(count, length - p.sink - p.recent), generator=generator)
-        kept[head, :count] = chosen[:count].sort().values + p.sink
+        chosen = torch.randperm(length - p.sink - p.recent, generator=generator)
+        kept[head] = chosen[: p.K].sort().values + p.sink
     return kept
 
 
-@pytest.mark.parametrize("length", [1, 2, 5, 9, 10, 23, 24])
-def test_gather_kernel_equals_the_onnx_function(emulated: Emulated, length: int) -> None:
-    p = GatherProblem(2, 24, 8, 2, 7, 3)
+@pytest.mark.parametrize("spare", [0, 4])
+@pytest.mark.parametrize("length", [1, 2, 5, 9, 12, 13, 16, 23, 24])
+def test_gather_kernel_equals_the_onnx_function(
+    emulated: Emulated, length: int, spare: int
+) -> None:
+    p = GatherProblem(2, 24, 8, 2, 7, 3, spare)
     key, value = (random((2, 24, 8), torch.float32, seed) for seed in (0, 1))
     kept = kept_positions(p, length)
     inputs = [key[None], value[None], torch.tensor([length]), kept[None]]
-    expected = call_body("SnapStreamGather", inputs, {"L_sink": 2, "L_recent": 7})
+    ring = {"L_sink": 2, "L_recent": 7, "spare": spare}
+    expected = call_body("SnapStreamGather", inputs, ring)
     for ours, theirs in zip(emulated.gather(p, key, value, kept, length), expected, strict=True):
         assert torch.equal(ours, theirs[0])
 
@@ -40,6 +45,7 @@ def test_gather_kernel_equals_the_onnx_function(emulated: Emulated, length: int)
         GatherProblem(1, 30, 8, 0, 1, 5),
         GatherProblem(3, 300, 40, 4, 33, 0),
         GatherProblem(2, 300, 128, 4, 64, 70),
+        GatherProblem(2, 300, 8, 4, 64, 70, 14),
     ],
     ids=lambda p: f"{p.T}x{p.head_dim}",
 )
@@ -47,7 +53,7 @@ def test_gather_kernel_copies_every_cache_slot(
     emulated: Emulated, p: GatherProblem, dtype: torch.dtype
 ) -> None:
     key, value = (random((p.kv_heads, p.T, p.head_dim), dtype, seed) for seed in (0, 1))
-    for length in (1, p.sink + p.recent, p.T - 1, p.T):
+    for length in (1, p.sink + p.recent + p.K, p.T - 1, p.T):
         kept = kept_positions(p, length)
         present = emulated.gather(p, key, value, kept, length)
         for cache, compressed in zip((key, value), present, strict=True):
@@ -68,3 +74,4 @@ def test_gather_kernel_refuses_unsupported_sizes(emulated: Emulated) -> None:
     assert refusal(GatherProblem(2, 24, 8, 2, 0, 3), "float32").startswith("L_recent is 0")
     assert refusal(GatherProblem(2, 24, 9, 2, 7, 3), "float32").startswith("head dimension is 9")
     assert refusal(GatherProblem(0, 24, 8, 2, 7, 3), "float32").startswith("KV heads is 0")
+    assert refusal(GatherProblem(2, 24, 8, 2, 7, 3, -1), "float32").startswith("spare is -1")

@@ -32,21 +32,21 @@ def test_kernel_window_positions_equal_the_geometrys(native: ctypes.CDLL) -> Non
     rng = np.random.default_rng(0)
     for _ in range(300):
         sink, recent = int(rng.integers(0, 9)), int(rng.integers(1, 40))
-        length = int(rng.integers(1, 120))
+        length = int(rng.integers(sink + recent, 120))
         out = filled(sink + recent)
         native.window_positions(sink, recent, length, at(out))
-        assert out.tolist() == LayerGeometry(sink, recent, 0).source_positions(length)
+        assert out.tolist() == LayerGeometry(sink, recent, 0).source_positions(length, [])
 
 
 def test_kernel_eligible_range_and_pool_reach_equal_the_contracts(native: ctypes.CDLL) -> None:
     rng = np.random.default_rng(1)
     for _ in range(200):
-        sink, recent, T = (int(rng.integers(low, 50)) for low in (0, 1, 1))
+        sink, recent, T, K = (int(rng.integers(low, 50)) for low in (0, 1, 1, 0))
         length, width = int(rng.integers(0, T + 1)), int(rng.integers(1, 12))
         out = filled(2 + 2 * T)
-        native.ranges(sink, recent, length, T, width, at(out))
+        native.ranges(sink, recent, K, length, T, width, at(out))
         span = np.arange(out[0], out[1])
-        assert len(span) == LayerGeometry(sink, recent, 0).eligible(length)
+        assert len(span) == LayerGeometry(sink, recent, K).eligible(length)
         assert not len(span) or (out[0], out[1]) == (sink, length - recent)
         # SAME_UPPER: one more behind than before where the width is even.
         reach = np.arange(width) - (width - 1) // 2

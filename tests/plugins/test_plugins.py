@@ -25,7 +25,7 @@ from tests.plugins.stub import CUDA, HERE, Plugin, Registry, described, tensorrt
 
 SELECT = {"L_sink": 2, "L_recent": 7, "K": 6, "pool_kernel": [1, 5], "scale": 0.25, "softcap": 0.0}
 VOTE = {"softmax": "candidates", "vote": "sum", "pool": "avg", "group": "mean"}
-GATHER = {"L_sink": 2, "L_recent": 7}
+GATHER = {"L_sink": 2, "L_recent": 7, "spare": 0}
 
 
 @dataclass(frozen=True)

@@ -25,21 +25,25 @@ def test_importing_the_runtime_loads_no_backend_library() -> None:
     assert loaded("import snapexport.runtime.requests.llm", f"onnxruntime {HEAVY}") == []
 
 
-def test_running_a_build_loads_no_export_library() -> None:
-    directory = str(cases.built(Case()).directory)
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_running_a_build_loads_no_export_library(backend: str) -> None:
+    directory = str(cases.built(Case(target="portable")).directory)
     script = f"""
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
-LLM({directory!r}, threads=1).generate([[1, 2, 3]], SamplingParams(max_tokens=2))"""
-    assert loaded(script, f"onnxruntime {HEAVY}") == ["onnxruntime"]
+llm = LLM({directory!r}, threads=1, backend={backend!r})
+llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))"""
+    assert loaded(script, f"onnxruntime openvino {HEAVY}") == [backend]
 
 
-@pytest.mark.parametrize(("backend", "extra"), [(None, "cpu"), ("onnxruntime-cuda", "gpu")])
-def test_without_onnxruntime_the_error_names_the_extra(backend: str | None, extra: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "extra"), [(None, "cpu"), ("onnxruntime-cuda", "gpu"), ("openvino", "openvino")]
+)
+def test_without_its_library_the_error_names_the_extra(backend: str | None, extra: str) -> None:
     directory = str(cases.built(Case(target="portable")).directory)
     script = f"""
 import sys
-sys.modules["onnxruntime"] = None
+sys.modules["onnxruntime"] = sys.modules["openvino"] = None
 from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
 try:

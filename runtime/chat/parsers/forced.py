@@ -1,4 +1,4 @@
-"""Grammars that make an answer one tool call, in the words of a family.
+"""Grammars that make an answer tool calls and nothing else, in the words of a family.
 
 In llguidance's Lark, where an added token, such as <tool_call>, is not the text that it shows.
 """
@@ -21,23 +21,42 @@ _SPACES = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
 """Between JSON's tokens. Without a bound a model may write spaces to the end."""
 
 
+MOST_CALLS = 16
+"""Of one answer. Small models repeat a call for as long as they may."""
+
+
 @dataclass(frozen=True)
 class Wrap:
-    """What a call has around its name and its arguments."""
+    """What a call has around its name and its arguments.
+
+    separator: between calls; None: a family has no form for several. opens, closes: around all.
+    """
 
     before: str = '{"name": "'
     between: str = '", "arguments": '
     after: str = "}"
+    separator: str | None = None
+    opens: str = ""
+    closes: str = ""
 
 
-def call_grammar(
-    wrap: Wrap, tools: Tools, strict: Collection[str], added: Mapping[str, int]
+def calls_grammar(
+    wrap: Wrap, tools: Tools, strict: Collection[str], added: Mapping[str, int], several: bool
 ) -> str:
-    """The grammar of one call of any of the tools.
+    """The grammar of one call of any of the tools, or of several if the family has a form for it.
 
     strict: refuse what can't be enforced. added: the tokenizer's added tokens by their texts.
     """
-    rules = [f"start: {' | '.join(f'call{index}' for index in range(len(tools)))}"]
+    more = ""
+    if several and wrap.separator is not None:
+        separator = written(wrap.separator, added)
+        more = f"({separator} call){{0,{MOST_CALLS - 1}}}"
+        if wrap.separator.isspace():  # after which a model may see that it has no more to call
+            more += f" {separator}?"
+    rules = [
+        f"start: {written(wrap.opens, added)} call {more} {written(wrap.closes, added)}",
+        f"call: {' | '.join(f'call{index}' for index in range(len(tools)))}",
+    ]
     for index, (name, schema) in enumerate(tools.items()):
         options: dict[str, Any] = {"whitespace_pattern": _SPACES}
         if name not in strict:

@@ -13,7 +13,7 @@ from snapexport.runtime.chat.parsers import (
     thinking,
     xml_calls,
 )
-from snapexport.runtime.chat.parsers.forced import Wrap, call_grammar
+from snapexport.runtime.chat.parsers.forced import Wrap, calls_grammar
 from snapexport.runtime.chat.parsers.harmony import MARKS, Harmony
 from snapexport.runtime.chat.parsers.parser import Chained, OutputParser, Plain, Tools
 from snapexport.runtime.chat.parsers.reasoning_first import reasoning_first
@@ -73,14 +73,17 @@ def _thinks(name: str, syntax: ThinkSyntax, *marks: str) -> ReasoningFormat:
     return ReasoningFormat(name, marks, texts, partial(ThinkParser, syntax), syntax)
 
 
-_TAGGED = Wrap('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
-_PARAMETERS = Wrap('{"name": "', '", "parameters": ')
-_LISTED = Wrap('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]")
-_BEHIND_A_TOKEN = Wrap('<|tool_call|>[{"name": "', '", "arguments": ', "}]")
+_TAGGED = Wrap('<tool_call>\n{"name": "', after="}\n</tool_call>", separator="\n")
+_PARAMETERS = Wrap(between='", "parameters": ')
+_LISTED = Wrap(separator=", ", opens="[TOOL_CALLS] [", closes="]")
+_BEHIND_A_TOKEN = Wrap(separator=", ", opens="<|tool_call|>[", closes="]")
 _MARKED = Wrap(
-    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
     "\n```json\n",
-    "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "\n```<｜tool▁call▁end｜>",
+    separator="\n",
+    opens="<｜tool▁calls▁begin｜>",
+    closes="<｜tool▁calls▁end｜>",
 )
 
 TOOL_FORMATS = (
@@ -140,10 +143,12 @@ class OutputFormat:
         texts = [text for row in rows if row for text in row.texts]
         return any(token in text for token in special for text in texts)
 
-    def grammar(self, tools: Tools, strict: Collection[str], added: Mapping[str, int]) -> str:
-        """The grammar that makes an answer one call of these tools, by `call_grammar`."""
+    def grammar(
+        self, tools: Tools, strict: Collection[str], added: Mapping[str, int], several: bool = False
+    ) -> str:
+        """The grammar that makes an answer calls of these tools, by `calls_grammar`."""
         wrap = self.tools.wrap if self.tools else None
-        return call_grammar(wrap or Wrap(), tools, strict, added)
+        return calls_grammar(wrap or Wrap(), tools, strict, added, several)
 
     def before_form(self, prompt: str, may_begin: bool, added: Mapping[str, int]) -> str:
         """The grammar that lets an answer reason before its form; empty: the form begins at once.

@@ -75,25 +75,25 @@ class _ShapePositions:
 
     def __init__(self, shape: LayerGeometry, batch: int) -> None:
         self._shape = shape
-        self._ring_end = shape.L_sink + shape.ring_slots
+        self._ring_ends = np.zeros(batch, np.int64)
         self.held = np.full((batch, shape.cache_slots), EMPTY, np.int64)
         self.first = np.zeros(batch, np.int64)
         self._next = np.zeros(batch, np.int64)
 
     def fill(self, slot: int, prompt_length: int) -> None:
-        shape, held = self._shape, self.held[slot]
-        held[: self._ring_end] = shape.source_positions(prompt_length)
-        held[self._ring_end :] = EMPTY
-        held[self._ring_end : self._ring_end + shape.kept(prompt_length)] = _KEPT
-        self._next[slot] = shape.cache_slot(prompt_length)
+        shape = self._shape
+        self.held[slot] = shape.source_positions(prompt_length, [_KEPT] * shape.K)
+        self._ring_ends[slot] = shape.ring(prompt_length).stop
+        self._next[slot] = shape.cache_slot(prompt_length, prompt_length)
 
     def move(self, source: int, target: int) -> None:
+        self._ring_ends[target] = self._ring_ends[source]
         self.held[target] = self.held[source]
         self._next[target] = self._next[source]
 
     def write(self, slot: int, position: int, tokens: int) -> None:
         first = int(self._next[slot])
-        if first + tokens > self._ring_end:
+        if first + tokens > self._ring_ends[slot]:
             first = self._shape.L_sink
         self.first[slot] = first
         self.held[slot, first : first + tokens] = np.arange(position, position + tokens)

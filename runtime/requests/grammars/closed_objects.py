@@ -2,62 +2,180 @@
 
 Clients mean the properties that they name, and small models go on to invent others. vLLM closes
 objects too. A schema that means more says `additionalProperties: true`.
+
+An object may be joined of several schemas, by allOf, anyOf, oneOf, $ref or properties beside
+another. If each were closed, no answer would match them all: the whole is closed instead, with the
+names of all of them, and they stay open.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-_OF_SCHEMAS = "properties", "patternProperties", "$defs", "definitions"
+from snapexport.runtime.requests.grammars.pointers import FAR, found_at
+
+_DEFINITIONS = "$defs", "definitions"
+
+_OF_SCHEMAS = "properties", "patternProperties", *_DEFINITIONS
 """Keywords whose value is an object of schemas."""
 
-_LISTS = "anyOf", "oneOf", "allOf", "prefixItems"
+_CHOICES = "anyOf", "oneOf"
+
+_JOINS = "allOf", *_CHOICES
 
 _ONE = "items", "additionalProperties"
 
-_SAYS = "additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties"
+_SAYS = "patternProperties", "unevaluatedProperties", "minProperties", "if", "dependentSchemas"
 """Beside these, an object is left as it is."""
 
-_JOINS = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"})
-"""Beside properties, these may bring further ones."""
+_MOST_NAMES = 20_000
+"""Looked at in joined objects. Those beyond are left open: a hostile schema repeats its names."""
 
 
-class _JoinedError(Exception):
-    """An object must match two schemas: if both are closed, none does."""
+class _OpenError(Exception):
+    """An object means more than the properties that are named."""
 
 
 def closed(schema: Any) -> Any:
-    """The schema with closed objects; as it is if objects in it must match several schemas."""
+    """The schema with closed objects, where that leaves any answer."""
     try:
-        return _closed(schema)
-    except _JoinedError:
+        return _Closer(schema).root()
+    except RecursionError:
         return schema
 
 
-def _closed(schema: Any) -> Any:
-    if not isinstance(schema, Mapping):
-        return schema
-    has_properties = isinstance(schema.get("properties"), Mapping)
+class _Closer:
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._copies: dict[int, str] = {}
+        """By the identity of what they are copies of, which many pointers may point to."""
+        self._more: dict[str, Any] = {}
+        """Definitions that stay open, for objects that are joined with them."""
+        self._left = _MOST_NAMES
+
+    def root(self) -> Any:
+        found = self._closed(self._root)
+        if not self._more:
+            return found
+        return found | {"$defs": {**found.get("$defs", {}), **self._more}}
+
+    def _closed(self, schema: Any) -> Any:
+        """A schema that stands alone."""
+        if not isinstance(schema, Mapping):
+            return schema
+        if _constraints(schema) > 1:
+            return self._joined(schema)
+        found = self._each(schema, self._closed)
+        return self._with_names(found, schema) if "properties" in schema else found
+
+    def _open(self, schema: Any) -> Any:
+        """A schema that another is joined with."""
+        if not isinstance(schema, Mapping):
+            return schema
+        found = self._each(schema, self._open)
+        if "$ref" in schema:
+            found["$ref"] = self._copy(schema["$ref"])
+        return found
+
+    def _each(self, schema: Mapping[str, Any], inner: Callable[[Any], Any]) -> dict[str, Any]:
+        """The schema, inside closed. inner: of schemas that it is joined of."""
+
+        def part(key: str, value: Any) -> Any:
+            if key in _OF_SCHEMAS and isinstance(value, Mapping):
+                return {name: self._closed(one) for name, one in value.items()}
+            if key in (*_JOINS, "prefixItems") and isinstance(value, list):
+                each = self._closed if key == "prefixItems" else inner
+                return [each(one) for one in value]
+            return self._closed(value) if key in _ONE else value
+
+        return {key: part(key, value) for key, value in schema.items()}
+
+    def _joined(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An object of several schemas: of choices, each is closed with the names of the rest."""
+        found: dict[str, Any] = self._open(schema)
+        choices = [key for key in _CHOICES if isinstance(schema.get(key), list)]
+        if len(choices) != 1:
+            return self._with_names(found, schema)
+        (key,) = choices
+        rest = {name: value for name, value in schema.items() if name != key}
+        found[key] = [
+            self._with_names(inner, rest, one) if isinstance(inner, Mapping) else inner
+            for inner, one in zip(found[key], schema[key], strict=True)
+        ]
+        return found
+
+    def _with_names(self, found: Mapping[str, Any], *schemas: Any) -> Mapping[str, Any]:
+        """The schema closed with the names of these, if it is open and they mean no more."""
+        if "additionalProperties" in found:
+            return found
+        try:
+            names, required = self._names(schemas)
+        except _OpenError:
+            return found
+        own = found.get("properties", {} if names else None)
+        if not required <= names.keys() or not isinstance(own, Mapping):
+            return found
+        properties = {**own, **{name: True for name in names if name not in own}}
+        return {**found, "properties": properties, "additionalProperties": False}
+
+    def _names(self, schemas: Any) -> tuple[dict[str, None], set[str]]:
+        """The properties that schemas name, and those that they require. Raises _OpenError."""
+        names, required, seen = dict[str, None](), set[str](), set[str]()
+        waiting = list(reversed(schemas))
+        while waiting:
+            schema = waiting.pop()
+            if not isinstance(schema, Mapping):
+                continue
+            properties, wanted = schema.get("properties", {}), schema.get("required", [])
+            says = any(key in schema for key in _SAYS)
+            if says or schema.get("additionalProperties", False) is not False:
+                raise _OpenError
+            if not isinstance(properties, Mapping) or not _is_texts(wanted):
+                raise _OpenError
+            self._left -= 1 + len(properties)
+            if self._left < 0:
+                raise _OpenError
+            names |= dict.fromkeys(properties)
+            required |= set(wanted)
+            pointer = schema.get("$ref")
+            if isinstance(pointer, str) and pointer not in seen:
+                seen.add(pointer)
+                waiting.append(self._target(pointer))
+            for key in _JOINS:
+                waiting += reversed(value) if isinstance(value := schema.get(key), list) else []
+        return names, required
+
+    def _target(self, pointer: str) -> Any:
+        """Raises _OpenError for a schema from elsewhere."""
+        target = found_at(self._root, pointer)
+        if target is FAR:
+            raise _OpenError
+        return target
+
+    def _copy(self, pointer: Any) -> Any:
+        """A reference to the same schema, open."""
+        target = found_at(self._root, pointer)
+        if not isinstance(target, Mapping):
+            return pointer
+        if id(target) not in self._copies:
+            known = self._root.get("$defs", {})
+            if not isinstance(known, Mapping):
+                return pointer
+            name = f"open{len(self._copies)}"
+            while name in known:
+                name += "_"
+            self._copies[id(target)] = name
+            inside = {key: value for key, value in target.items() if key not in _DEFINITIONS}
+            self._more[name] = self._open(inside)
+        return f"#/$defs/{self._copies[id(target)]}"
+
+
+def _constraints(schema: Mapping[str, Any]) -> int:
+    """How many schemas an object must match at once, that may name properties."""
     every = schema.get("allOf")
-    if (has_properties and not _JOINS.isdisjoint(schema)) or (
-        isinstance(every, list) and len(every) > 1
-    ):
-        raise _JoinedError
-    found = {key: _part(key, value) for key, value in schema.items()}
-    if has_properties and _may_close(schema):
-        found["additionalProperties"] = False
-    return found
+    own = [isinstance(schema.get("properties"), Mapping), isinstance(schema.get("$ref"), str)]
+    choices = [isinstance(schema.get(key), list) for key in _CHOICES]
+    return sum(own) + sum(choices) + (len(every) if isinstance(every, list) else 0)
 
 
-def _part(key: str, value: Any) -> Any:
-    if key in _OF_SCHEMAS and isinstance(value, Mapping):
-        return {name: _closed(inner) for name, inner in value.items()}
-    if key in _LISTS and isinstance(value, list):
-        return [_closed(inner) for inner in value]
-    return _closed(value) if key in _ONE else value
-
-
-def _may_close(schema: Mapping[str, Any]) -> bool:
-    required, known = schema.get("required", []), schema["properties"]
-    if any(key in schema for key in _SAYS) or not isinstance(required, list):
-        return False
-    return all(isinstance(name, str) and name in known for name in required)
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)

@@ -56,15 +56,16 @@ class Vocabulary:
             ) from None
 
 
-def grammar_of(kind: Kind, text: str, lenient: bool) -> str:
-    """llguidance's own form of a grammar. Raises UserError."""
+def grammar_of(kind: Kind, text: str, lenient: bool, closes: bool = True) -> str:
+    """llguidance's own form of a grammar. closes: the objects of a schema. Raises UserError."""
     try:
         if kind != "json":
             return llguidance.grammar_from(kind, text)
         options: Any = {"whitespace_pattern": _WHITESPACE}
         options |= {"lenient": True, "coerce_one_of": True} if lenient else {}
-        schema = json.dumps(closed(json.loads(text)))
-        return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=options)
+        schema = json.loads(text)
+        source = json.dumps(closed(schema) if closes else schema)
+        return llguidance.LLMatcher.grammar_from_json_schema(source, defaults=options)
     except (ValueError, RecursionError) as error:
         raise refused(str(error)) from None
 

@@ -13,6 +13,7 @@ from typing import Any
 from snapexport.errors import UserError
 from snapexport.runtime.confined_worker import OPENING_SECONDS, serve
 from snapexport.runtime.requests.grammars import library
+from snapexport.runtime.requests.structured_outputs import Kind
 
 
 class Compiler:
@@ -28,11 +29,18 @@ class Compiler:
                 vocabulary = library.Vocabulary(**json.loads(given))
                 self._tokenizer, self._end = vocabulary.open(), vocabulary.end
                 return {}
-            grammar = library.grammar_of(*json.loads(given))
-            library.walk(library.matcher_of(self._tokenizer, grammar), self._end)
+            kind, text, lenient = json.loads(given)
+            try:
+                return {"grammar": self._tried(kind, text, lenient, True)}
+            except UserError:  # joined objects may leave no answer once they are closed
+                return {"grammar": self._tried(kind, text, lenient, False)}
         except UserError as error:
             return {"message": error.message, "hint": error.hint}
-        return {"grammar": grammar}
+
+    def _tried(self, kind: Kind, text: str, lenient: bool, closes: bool) -> str:
+        grammar = library.grammar_of(kind, text, lenient, closes)
+        library.walk(library.matcher_of(self._tokenizer, grammar), self._end)
+        return grammar
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from snapexport.exporter.text_files import (
     READ,
     TOKENIZER_CONFIG,
 )
+from snapexport.exporter.tokenizer_conversion import converted
 from snapexport.files.tokenizer_file import TOKENIZER, parse_tokenizer
 from snapexport.files.untrusted import decoded, parse_object, read_bytes
 from snapexport.runtime.chat import template_files
@@ -20,11 +21,13 @@ from snapexport.runtime.chat import template_files
 _HINT = "download the checkpoint again: the file is damaged"
 
 
-def read_texts(checkpoint: Path, vocab_size: int | None = None) -> dict[str, bytes]:
+def read_texts(
+    checkpoint: Path, vocab_size: int | None = None, *, is_whole: bool = False
+) -> dict[str, bytes]:
     """The texts that a build of a checkpoint has, by name. Raises UserError for an unsound one.
 
     Special tokens and templates from other files are in those that are copied. vocab_size: of the
-    model; None: not known.
+    model; None: not known. is_whole: there are none in other files, nor in transformers' classes.
     """
     found = {}
     for name, most in READ.items():
@@ -32,7 +35,10 @@ def read_texts(checkpoint: Path, vocab_size: int | None = None) -> dict[str, byt
         if os.path.lexists(path):
             found[name] = read_bytes(path, most, _HINT).removeprefix(codecs.BOM_UTF8)
             _require_sound(path, found[name])
-    found = with_special_tokens(_with_processors_template(found), vocab_size)
+    if TOKENIZER not in found and (made := converted(checkpoint, found)):
+        found[TOKENIZER] = made
+    found = _with_processors_template(found)
+    found = found if is_whole else with_special_tokens(found, vocab_size)
     return {name: text for name, text in found.items() if name in COPIED}
 
 

@@ -21,14 +21,14 @@ def layer_inputs(resolved: ResolvedBuild, progress: Progress) -> dict[str, Input
         return {}
     largest = max(shapes.bytes_of_layers(resolved.decoder))
     if largest > _LARGEST_LAYER:
-        progress.stage(f"rounding by the weights alone: a layer has {spelled(largest)} in fp32")
+        progress.note(f"rounding by the weights alone: a layer has {spelled(largest)} in fp32")
         return {}
     progress.stage("measuring what layers read")
     try:
         tensors, tokens = resolved.checkpoint.tensors, _tokens(resolved)
         return inputs.measure(tensors, resolved.decoder, tokens, choice.BLOCK)
     except Exception as error:  # of a model's own code: weights can be rounded without
-        progress.stage(f"rounding by the weights alone: {type(error).__name__}: {error!s:.100}")
+        progress.note(f"rounding by the weights alone: {type(error).__name__}: {error!s:.100}")
         return {}
 
 

@@ -18,6 +18,8 @@ def write_build(options: BuildOptions, progress: Progress) -> Build:
     """Carry out a build. Raises UserError."""
     progress.stage("reading the checkpoint")
     resolved = resolve(options)
+    for text in resolved.stored.told:
+        progress.note(text)
     record = verified(resolved, progress)
     with staged(options.out, options.overwrite) as directory:
         build = write_into(directory, resolved, progress, record)

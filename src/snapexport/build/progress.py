@@ -9,6 +9,9 @@ class Progress(Protocol):
     def stage(self, text: str) -> None:
         """A new stage of the work begins."""
 
+    def note(self, text: str) -> None:
+        """The build leaves something out, as is told."""
+
     def written(self, nbytes: int) -> None:
         """So many more bytes of weights were written."""
 
@@ -17,6 +20,9 @@ class Silent:
     """Shows nothing."""
 
     def stage(self, text: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
         pass
 
     def written(self, nbytes: int) -> None:

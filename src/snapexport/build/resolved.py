@@ -52,7 +52,8 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
         checkpoint, longrope_for=options.L_max if options.longrope else None
     )
     model = architectures.model_facts(decoder, checkpoint)
-    texts = read_texts(with_tokenizer(checkpoint), model.vocab_size)
+    folder, is_gguf = with_tokenizer(checkpoint), checkpoint.gguf is not None
+    texts = read_texts(folder, model.vocab_size, is_whole=is_gguf)
     geometry = options.geometry(model, template_tail(texts, checkpoint.source))
     options.graph.require_vocabulary(model.vocab_size)
     require_ranks(checkpoint, decoder, options.tensor_parallel)

@@ -26,6 +26,7 @@ from snapexport.contract.manifest import (
     Manifest,
     TraceName,
 )
+from snapexport.contract.targets import capabilities
 from snapexport.contract.verified import Verified
 from snapexport.exporter import fp8, link, mtp, trace, weights
 from snapexport.exporter.batch import with_batch
@@ -61,6 +62,9 @@ def trace_model(
     options = resolved.options
     traced = _traced(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
     checkpoint, traced, integers = _quantized(resolved, traced, progress)
+    read = {tensor for trace in traced.values() for tensor in trace.sources.values()}
+    for text in told.notes(checkpoint.tensors, read, integers, options.dtype):
+        progress.note(text)
     progress.stage("placing the weights")
     if options.tensor_parallel > 1:
         count, dtype_name = options.tensor_parallel, options.dtype
@@ -68,7 +72,7 @@ def trace_model(
     else:
         placed = weights.place(
             checkpoint,
-            {tensor for trace in traced.values() for tensor in trace.sources.values()},
+            read,
             options.dtype,
             directory / WEIGHTS,
             progress.written,
@@ -113,7 +117,8 @@ def _quantized(
         return checkpoint, traced, {}
     decoder = resolved.decoder
     chosen = choice.of_flag(options.weights, decoder, layer_inputs(resolved, progress))
-    marking = Marking(checkpoint.tensors, chosen, decoder.embedding)
+    with_experts = capabilities(options.target).integer_experts
+    marking = Marking(checkpoint.tensors, chosen, decoder.embedding, with_experts)
     return (
         checkpoint,
         {name: marking.marked(trace) for name, trace in traced.items()},

@@ -42,7 +42,7 @@ HELPS = OF_GRAPHS | {
     "(default otherwise). int8, int4: rounded, in blocks; int4 is less accurate. fp8: those that "
     "the checkpoint has in fp8 stay so, for the tensorrt targets; half of bf16's memory, slower",
     "target": "onnxruntime: with operators of its own; tensorrt: in forms that its parser takes; "
-    "portable: standard operators only",
+    "portable: standard operators only; openvino: those, and products of integers",
     "baseline": "also write the full-cache graphs of the same trace",
     "tensor_parallel": "ranks that share the model: each has a part of the heads, MLPs, experts "
     "and vocabulary, in a folder of its own",
@@ -104,5 +104,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _note_without_a_cpu(options: BuildOptions) -> None:
     """No refusal: ONNX Runtime runs on a GPU too, and this machine may have none."""
-    if refused := refusal({"dtype": options.dtype, "device": "cpu"}):
+    if refused := refusal({"dtype": options.dtype, "placed_on": "cpu"}):
         ERR.print(f"note: {refused.message}; {refused.hint}")

@@ -71,6 +71,10 @@ class BuildProgress(_OneLine):
         self._stage, self._bytes = text, 0
         self._bars.update(self._line, description=text)
 
+    def note(self, text: str) -> None:
+        """Print a note above the line."""
+        ERR.print(f"note: {text}", soft_wrap=True)
+
     def written(self, nbytes: int) -> None:
         """Add bytes to the stage's count."""
         self._bytes += nbytes

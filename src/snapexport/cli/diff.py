@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         metavar="N",
-        help="lengths of the random prompts (default: one that sinks and ring hold with its "
+        help="lengths of the random prompts (default: one that the cache holds with its "
         "continuation, and one that is two chunks longer than the cache)",
     )
     parser.add_argument(
@@ -175,7 +175,7 @@ def _default_lengths(build: Build, longest: int, steps: int) -> list[int]:
     geometry, chunks = build.manifest.geometry, 2 * build.manifest.prefill_chunk
     if not geometry.compresses:
         return sorted({1, min(longest, chunks)})
-    held = min(layer.L_sink + layer.L_recent for layer in geometry.layers) - steps
+    held = min(layer.size for layer in geometry.layers) - steps
     slots = max(layer.cache_slots for layer in geometry.layers)
     return sorted({max(1, min(held, longest)), min(longest, slots + chunks)})
 

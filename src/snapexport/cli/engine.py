@@ -1,5 +1,8 @@
 """Build engines from a build: TensorRT's for this machine's GPU, or TensorRT for RTX's for any.
 
+For ONNX Runtime the weights are packed for this machine's processor: a copy on the disk, as its
+kernels read them. Sessions map it, where each rearranges its own copy in memory otherwise.
+
 A build with --target tensorrt is compiled on the GPU that will run it; one with --target
 tensorrt-rtx ahead of time, on any machine, for the GPUs of --compute-capability. An engine for each
 graph goes into BUILD/engines/, and the manifest records the GPUs that can run it. Finished engines
@@ -7,6 +10,7 @@ stay when a later one fails or is interrupted, and are not built again. docs/how
 explains the flags.
 
 examples:
+  snapexport engine qwen.build
   snapexport engine llama.build --estimate
   snapexport engine llama.build --plugins libsnapexport_loadable.so --workspace 8GiB
   snapexport engine llama.build --strip-weights --hardware-compat same-compute-capability
@@ -27,11 +31,13 @@ from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, BuildProgress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
+from snapexport.contract.packed import FOLDER
 from snapexport.contract.sizes import size, spelled
-from snapexport.contract.targets import TENSORRT_RTX, EngineLibrary
+from snapexport.contract.targets import TENSORRT_RTX, EngineLibrary, capabilities
 from snapexport.contract.tensorrt_bindings import library_of
+from snapexport.errors import UserError, needs_extra
 
-HELP = "build for TensorRT -> engines for this GPU, or for RTX GPUs"
+HELP = "build -> engines of TensorRT for this GPU or RTX GPUs; packed weights for this CPU"
 
 CHOICES = {
     "graphs": "graphs to build, such as prefill and decode (default: all)",
@@ -82,6 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     build = Build.open(arguments.build)
     build.require_run(command="engine")
+    if not capabilities(build.manifest.target).compiled:
+        return _pack(build, options, arguments)
     library = library_of(build)
     options.require_supported(library)
     graphs = options.graphs_of(build.manifest)
@@ -97,6 +105,28 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"name": name} | entry.model_dump()))
     else:
         _print_entry(library.title, name, entry)
+    return 0
+
+
+def _pack(build: Build, options: EngineOptions, arguments: argparse.Namespace) -> int:
+    """Pack the weights, and print how large they are."""
+    options.require_packing(build.manifest.target)
+    if arguments.estimate:
+        raise UserError(
+            "--estimate is for TensorRT's engines", "packed weights take twice the build's on disk"
+        )
+    with BuildProgress() as progress, needs_extra("build"):
+        from snapexport.build.engines.packing import pack
+
+        graphs = options.graphs_of(build.manifest)
+        made = pack(build, graphs, overwrite=options.overwrite, progress=progress)
+    if arguments.json:
+        print(made.model_dump_json())
+    else:
+        OUT.print(
+            f"engines/{FOLDER}: {', '.join(made.graphs)}, {spelled(made.weights.size)} of weights "
+            f"for this processor and ONNX Runtime {made.version}"
+        )
     return 0
 
 

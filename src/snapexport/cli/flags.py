@@ -10,6 +10,7 @@ from typing import Any
 
 from snapexport.errors import flag_of
 from snapexport.runtime.engine.open_executor import BACKENDS
+from snapexport.runtime.engine.openvino_options import DEVICES, PRECISIONS
 
 
 def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping[str, str]) -> None:
@@ -38,11 +39,21 @@ def add_grouped(
 
 
 def add_backend(parser: argparse._ActionsContainer) -> None:
-    """Add --backend, which LLM accepts."""
+    """Add --backend."""
     parser.add_argument(
         "--backend",
         choices=BACKENDS,
         help="what runs the build (default: tensorrt if it has engines, else onnxruntime)",
+    )
+
+
+def add_openvino(parser: argparse._ActionsContainer) -> None:
+    """Add what --backend openvino can be asked for."""
+    parser.add_argument(
+        "--device", choices=DEVICES, help="where OpenVINO runs the build (default: CPU)"
+    )
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, help="what OpenVINO calculates in (default: f32)"
     )
 
 

@@ -62,10 +62,11 @@ def found(
 def kept_positions(build: Build, given: Given, backend: BackendName | None) -> dict[str, Any]:
     """Prefill the prompt, and return the positions that each layer and KV head kept."""
     from snapexport.runtime.requests.llm import LLM
-    from snapexport.runtime.requests.prompts import encode
+    from snapexport.runtime.requests.prompts import encode, require_readable
     from snapexport.runtime.requests.request import SamplingParams
 
     llm = LLM(build.directory, backend=backend)
+    require_readable(given.text, llm.executor.limits)
     token_ids = encode(given.text, llm.tokenizer, not given.is_whole)
     (completion,) = llm.generate([token_ids], SamplingParams(max_tokens=1))
     length = len(completion.prompt_token_ids)

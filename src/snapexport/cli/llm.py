@@ -46,6 +46,7 @@ def add_sampling(parser: argparse.ArgumentParser, helps: Mapping[str, str] = SAM
 def add_running(parser: argparse.ArgumentParser) -> None:
     """Add the flags that `open_llm` reads."""
     flags.add_backend(parser)
+    flags.add_openvino(parser)
     parser.add_argument("--baseline", action="store_true", help="use the full-cache graphs")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     parser.add_argument(
@@ -72,6 +73,6 @@ def add_running(parser: argparse.ArgumentParser) -> None:
 
 def open_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
     """The LLM of a build. more: further arguments of `LLM`. Raises UserError."""
-    names = ("baseline", "threads", "backend", "prefill", "speculates", "compress_every")
-    given = {name: getattr(arguments, name) for name in names}
+    names = "baseline threads backend device precision prefill speculates compress_every"
+    given = {name: getattr(arguments, name) for name in names.split()}
     return LLM(arguments.build, **given, **more)

@@ -4,9 +4,10 @@ If the build has a chat template, the prompt becomes a message of the user's.
 """
 
 import argparse
+import codecs
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from snapexport.cli.console import ERR
@@ -17,6 +18,17 @@ from snapexport.runtime.chat.chat_prompts import Message, require_template
 from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.requests.prompts import PromptTooLongError
 
+MOST_BYTES = 1 << 26
+"""Of a prompt's file: more than any build takes, and no more memory than that."""
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # begins as UTF-16's
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+"""Byte order marks, as Windows writes them."""
+
 SYSTEM = "the system message, before the conversation"
 NOTE = "using the build's chat template; --no-chat gives the prompt as it is"
 
@@ -25,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
     """Add --prompt TEXT and --prompt-file FILE, of which one may be given."""
     group = parser.add_mutually_exclusive_group(required=required)
     group.add_argument("--prompt", metavar="TEXT", help="the prompt")
-    group.add_argument("--prompt-file", metavar="FILE", help="a UTF-8 file; - for standard input")
+    group.add_argument("--prompt-file", metavar="FILE", help="a text file; - for standard input")
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
@@ -81,23 +93,34 @@ def read(arguments: argparse.Namespace) -> str | None:
     """The text, or None where no flag was given. Raises UserError."""
     if arguments.prompt_file is None:
         return _valid(arguments.prompt)
-    raw = _bytes(arguments.prompt_file)
+    return _decoded(_bytes(arguments.prompt_file))
+
+
+def _decoded(raw: bytes) -> str:
+    """The text of a file, with line breaks as on Unix. A byte order mark says how it is encoded."""
+    marked = [(mark, name) for mark, name in _MARKS if raw.startswith(mark)]
+    mark, encoding = marked[0] if marked else (b"", "utf-8")
     try:
-        return raw.decode()
+        return raw.removeprefix(mark).decode(encoding).replace("\r\n", "\n")
     except UnicodeDecodeError as error:
+        place = f"{error.reason} at byte {len(mark) + error.start}"
         raise UserError(
-            f"the prompt is not UTF-8: {error.reason} at byte {error.start}",
+            f"the prompt is not {encoding.upper()}: {place}",
             "convert it, for example with `iconv -t utf-8`",
         ) from None
 
 
 def _bytes(name: str) -> bytes:
-    if name == "-":
-        return sys.stdin.buffer.read()
     try:
-        return Path(name).read_bytes()
+        with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError(f"cannot read {name}: {error.strerror}", "check --prompt-file") from None
+    if len(raw) > MOST_BYTES:
+        raise UserError(
+            f"the prompt has more than {MOST_BYTES} bytes", "give a file of a prompt's length"
+        )
+    return raw
 
 
 def _valid(text: str | None) -> str | None:

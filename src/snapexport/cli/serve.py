@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     flags.add_fields(model, ServeOptions, MODEL)
     flags.add_backend(model)
+    flags.add_openvino(model)
     flags.add_fields(parser.add_argument_group("chats"), ServeOptions, CHATS)
     flags.add_fields(parser.add_argument_group("defaults of requests"), ServeOptions, DEFAULTS)
     flags.add_fields(parser.add_argument_group("times"), ServeOptions, TIMES)
@@ -80,7 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     given = flags.values(arguments, API | ACCESS | MODEL | CHATS | DEFAULTS | TIMES)
     if given["api_key"] is None:  # the environment does not show in a list of processes
         given["api_key"] = os.environ.get(API_KEY)
-    options = ServeOptions(build=arguments.build, backend=arguments.backend, **given)
+    where = {name: getattr(arguments, name) for name in ("backend", "device", "precision")}
+    options = ServeOptions(build=arguments.build, **where, **given)
     with needs_extra("serve"):
         from snapexport.serving.serve import Report, serve
     serving = _print_json if arguments.json else _print

@@ -125,7 +125,7 @@ class CacheGeometry:
     @property
     def held_whole(self) -> int:
         """Tokens of the longest prompt of which every vote keeps all."""
-        sizes = [layer.L_sink + layer.L_recent + layer.K for layer in self.layers if layer.K]
+        sizes = [layer.size for layer in self.layers if layer.K]
         return min(sizes, default=self.L_max)
 
     @property

@@ -172,6 +172,8 @@ class GraphFacts:
 
     def _places(self) -> Specs:
         specs: Specs = {}
+        if self._geometry.votes:
+            specs[names.PROMPT_LENGTH] = ("int64", (self._batch,))
         for index, shape in enumerate(dict.fromkeys(self._geometry.layers)):
             write_slot, slot_positions = names.place_inputs(index)
             specs[write_slot] = ("int64", (self._batch,))

@@ -6,12 +6,14 @@ Positions are 0-based. A layer has S = L_sink + L_recent + K cache slots:
     [L_sink, L_sink + L_recent)    a ring of the newest positions
     [L_sink + L_recent, S)         the prompt positions that SnapKV's vote kept, ascending
 
-The valid slots are always a contiguous prefix, so no mask is needed.
+Of a prompt of S tokens or fewer nothing is compressed: position p lies at slot p, and decode's ring
+is [L_sink, S). The valid slots are always a contiguous prefix, so no mask is needed.
 
 A step of q > 1 tokens may have to forget some of them. So the ring then has spare slots, and graphs
 get the position that each cache slot holds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -33,48 +35,66 @@ class LayerGeometry:
 
     @property
     def ring_slots(self) -> int:
-        """Cache slots of the ring. A step sees only its newest L_recent positions."""
+        """Cache slots of the ring beside kept positions. A step sees its newest L_recent ones."""
         return self.L_recent + self.spare
 
     @property
+    def size(self) -> int:
+        """S, the positions that a KV head holds."""
+        return self.L_sink + self.L_recent + self.K
+
+    @property
     def cache_slots(self) -> int:
-        """S, the cache slots of a KV head."""
-        return self.L_sink + self.ring_slots + self.K
+        """The cache slots of a KV head: S, and the spare ones."""
+        return self.size + self.spare
+
+    def is_whole(self, prompt_length: int) -> bool:
+        """Whether the cache holds every position of a prompt: nothing is compressed then."""
+        return prompt_length <= self.size
 
     def eligible(self, prompt_length: int) -> int:
         """Prompt positions that neither the sinks nor the ring hold after prefill."""
-        return max(0, prompt_length - self.L_sink - self.L_recent)
+        if self.is_whole(prompt_length):
+            return 0
+        return prompt_length - self.L_sink - self.L_recent
 
     def kept(self, prompt_length: int) -> int:
         """How many eligible positions the vote keeps."""
         return min(self.eligible(prompt_length), self.K)
 
-    def cache_slot(self, position: int) -> int:
+    def ring(self, prompt_length: int) -> range:
+        """The cache slots that a step after a prompt of so many tokens writes to."""
+        whole = self.K if self.is_whole(prompt_length) else 0
+        return range(self.L_sink, self.L_sink + self.ring_slots + whole)
+
+    def cache_slot(self, position: int, prompt_length: int) -> int:
         """The cache slot that prefill, and decode without spare slots, writes `position` to."""
-        if position < self.L_sink or self.L_recent == 0:
+        ring = self.ring(prompt_length)
+        if position < self.L_sink or not ring:
             return position
         if self.chunk and not self.spare:
             position %= self.chunk
-        return self.L_sink + (position - self.L_sink) % self.ring_slots
+        return ring[(position - self.L_sink) % len(ring)]
 
-    def valid(self, position: int, prompt_length: int) -> int:
+    def valid(self, position: int) -> int:
         """Number of valid cache slots of the token at `position`: the attended length V(p)."""
         if self.chunk:
             position %= self.chunk
-        return min(position + 1, self.L_sink + self.L_recent) + self.kept(prompt_length)
+        return min(position + 1, self.size)
 
     def oldest_recent(self, prompt_length: int) -> int:
         """The first position after the prompt's sinks that its ring holds, and a step sees."""
         begun = prompt_length - prompt_length % self.chunk if self.chunk else 0
-        return max(min(self.L_sink, prompt_length), prompt_length - self.L_recent, begun)
+        after_sinks = min(self.L_sink, prompt_length) + self.eligible(prompt_length)
+        return max(after_sinks, begun)
 
-    def source_positions(self, prompt_length: int) -> list[int]:
-        """The position in each sink and ring slot after the compress step; -1 in an empty slot."""
-        newest = prompt_length - 1
-        oldest = max(self.L_sink, prompt_length - self.L_recent)
-        sinks = [p if p <= newest else -1 for p in range(self.L_sink)]
-        ring = [newest - (newest - p) % self.ring_slots for p in self._ring()]
-        return sinks + [p if p >= oldest else -1 for p in ring]
+    def source_positions(self, prompt_length: int, kept: Sequence[int]) -> list[int]:
+        """The position in each cache slot after the compress step; -1 in an empty slot.
 
-    def _ring(self) -> range:
-        return range(self.L_sink, self.L_sink + self.ring_slots)
+        kept: K positions that the vote kept, -1 where unused.
+        """
+        if self.is_whole(prompt_length):
+            return [p if p < prompt_length else -1 for p in range(self.cache_slots)]
+        newest, oldest = prompt_length - 1, max(self.L_sink, prompt_length - self.L_recent)
+        ring = [newest - (newest - p) % self.ring_slots for p in self.ring(prompt_length)]
+        return [*range(self.L_sink), *(p if p >= oldest else -1 for p in ring), *kept]

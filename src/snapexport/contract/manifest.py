@@ -22,7 +22,7 @@ from snapexport.files.dtypes import CacheDType, DType
 from snapexport.files.untrusted import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.files.whole import write_whole
 
-FORMAT_VERSION = 14
+FORMAT_VERSION = 15
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 

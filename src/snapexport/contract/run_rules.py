@@ -1,9 +1,10 @@
 """The rules of a run: options of what runs a build that exclude each other, or kinds of builds.
 
-Facts are options by field, with `command` for a command's name, `run_baseline` for its --baseline
-and `dynamo` for what that command starts (`worker_flag`, `cluster_flag`: flags of the two); and of
-the build: `tensor_parallel`, `target`, `dtype`, `compresses`, `has_extend`, `has_baseline`,
-`has_engines`. `Build.require_run` makes them. `unequal_widths` is of its model.
+Facts are options by field, with `command` for a command's name, `run_baseline` for its --baseline,
+`placed_on` for Triton's --device and `dynamo` for what that command starts (`worker_flag`,
+`cluster_flag`: flags of the two); and of the build: `tensor_parallel`, `target`, `dtype`,
+`compresses`, `has_extend`, `has_baseline`, `has_engines`. `Build.require_run` makes them.
+`unequal_widths` is of its model.
 """
 
 from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, fact, flag, is_given, some, value
@@ -29,6 +30,12 @@ WITHOUT_EXTEND = fact("a build without --extend", "has_extend", value=False, joi
 WITHOUT_BASELINE = fact("a build without --baseline", "has_baseline", value=False, joined="for")
 WITHOUT_ENGINES = fact("a build without engines", "has_engines", value=False, joined="for")
 BF16 = fact("a bf16 build", "dtype", "bf16")
+OWN_OPERATORS = Choice(
+    "a build with --target {target}",
+    {"target": "onnxruntime"},
+    lambda f: "target" in f and not capabilities(f["target"]).openvino,
+    joined="for",
+)
 NO_CUDA_KERNEL = Choice(
     "a build with --target {target} --dtype {dtype}",
     {"target": "onnxruntime", "dtype": "fp32"},
@@ -50,16 +57,27 @@ RUN_BASELINE = fact("--baseline", "run_baseline")
 ON_GPU = Choice(
     "--backend {backend}",
     {"backend": "tensorrt"},
-    lambda f: f.get("backend") not in (None, "onnxruntime"),
+    lambda f: f.get("backend") in ("onnxruntime-cuda", "tensorrt"),
 )
+OPENVINO = value("backend", "openvino")
+NOT_OPENVINO = Choice(
+    "another backend than openvino",
+    {"backend": None},
+    lambda f: "backend" in f and f["backend"] != "openvino",
+)
+OPENVINO_DEVICE = flag("device", "GPU")
+NOT_ITS_CPU = Choice(
+    "--device {device}", {"device": "GPU"}, lambda f: f.get("device") in ("GPU", "NPU")
+)
+PRECISION = flag("precision", "bf16")
 ON_CPU = Choice(
     "the CPU",
-    {"device": "cpu"},
-    lambda f: f.get("device") == "cpu" or f.get("backend") == "onnxruntime",
+    {"placed_on": "cpu"},
+    lambda f: f.get("placed_on") == "cpu" or f.get("backend") == "onnxruntime",
     joined="on",
 )
 CUDA = value("backend", "onnxruntime-cuda")
-TRITON_GPU = value("device", "gpu")
+TRITON_GPU = fact("--device gpu", "placed_on", "gpu")
 ROLE = Choice("--role {role}", {"role": "prefill"}, lambda f: f.get("role", "both") != "both")
 PREFILLED, HANDED_OVER = fact("a row handed over", "prefilled"), fact("`hand_over`", "hand_over")
 DECODES = Choice(
@@ -115,7 +133,7 @@ RUN_RULES: tuple[Rule, ...] = (
     ),
     *(
         Rule(choice, OF_RANKS, "its ranks run in ONNX Runtime on the CPU", _OF_ONE_RANK)
-        for choice in (ON_GPU, OF_ENGINES)
+        for choice in (ON_GPU, OPENVINO, OF_ENGINES)
     ),
     *(
         Rule(choice, OF_RANKS, "its rows lie in several processes", _OF_ONE_RANK)
@@ -127,6 +145,24 @@ RUN_RULES: tuple[Rule, ...] = (
         "ONNX Runtime cannot calculate in bf16 there",
         "use --dtype fp32, or a GPU: --backend onnxruntime-cuda, or engines of --target "
         f"{targets_with('runs_on_gpu')}",
+    ),
+    Rule(PREPACK, OPENVINO, "it always has one", LEAVE_OUT),
+    Rule(THREADS, NOT_ITS_CPU, "it is for the CPU", "leave it out, or use --device CPU"),
+    Rule(
+        OPENVINO,
+        BF16,
+        "its caches are NumPy's",
+        "build it again with --target portable --dtype fp32, and add --precision bf16",
+    ),
+    Rule(
+        OPENVINO,
+        OWN_OPERATORS,
+        "it does not read its operators",
+        "build it again with --target openvino or portable",
+    ),
+    *(
+        Rule(choice, NOT_OPENVINO, "it is OpenVINO's", "leave it out, or add --backend openvino")
+        for choice in (OPENVINO_DEVICE, PRECISION)
     ),
     Rule(
         CUDA,

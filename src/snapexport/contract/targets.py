@@ -11,7 +11,7 @@ from typing import Literal
 from snapexport.errors import UserError
 from snapexport.files.dtypes import DTYPES, OF_GRAPHS, CacheDType, DType
 
-Target = Literal["onnxruntime", "tensorrt", "tensorrt-rtx", "portable"]
+Target = Literal["onnxruntime", "tensorrt", "tensorrt-rtx", "portable", "openvino"]
 Masked = Literal["chunk", "window", "softcap", "sink"]
 
 
@@ -120,7 +120,9 @@ class TargetCapabilities:
 
     title: the runtime's name, for messages.
     cache_dtypes: of compressed caches beside a model in fp32; the model's own is always possible.
-    integer_dtypes: values of `--dtype` beside which weights can be integers.
+    integer_dtypes: values of `--dtype` beside which weights can be integers. integer_experts: also
+    those of experts.
+    openvino: OpenVINO reads the graphs as they are.
     fp8_weights: graphs may hold fp8 weights. ONNX Runtime's CPU provider would dequantize them anew
     in each run, which took 11 times as long as a row's product with the matrix in fp32.
     valid_slots: an operator can attend to valid cache slots alone (`--decode-attention valid`).
@@ -147,6 +149,8 @@ class TargetCapabilities:
     title: str
     cache_dtypes: tuple[CacheDType, ...] = ()
     integer_dtypes: tuple[DType, ...] = ()
+    integer_experts: bool = False
+    openvino: bool = False
     fp8_weights: bool = False
     valid_slots: bool = False
     domains: tuple[str, ...] = ()
@@ -192,12 +196,21 @@ _COMPILED = TargetCapabilities(
     vote_score_copies=1.7,
 )
 
+_PORTABLE = TargetCapabilities(
+    title="any runtime of standard ONNX",
+    cache_dtypes=("fp16",),
+    openvino=True,
+    attends_to_capacity=True,
+    masks=("window", "sink"),
+)
+
 TARGETS: Mapping[Target, TargetCapabilities] = {
     "onnxruntime": TargetCapabilities(
         title="ONNX Runtime",
         cache_dtypes=("fp16", "int8"),
         domains=("com.microsoft",),
         integer_dtypes=("fp32", "fp16"),
+        integer_experts=True,
         valid_slots=True,
         # In fp32 GroupQueryAttention has no CUDA kernel: it and all caches would be on the CPU.
         cuda_dtypes=("fp16", "bf16"),
@@ -213,11 +226,9 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         plugins=False,
         vote_key_copies=0,
     ),
-    "portable": TargetCapabilities(
-        title="any runtime of standard ONNX",
-        cache_dtypes=("fp16",),
-        attends_to_capacity=True,
-        masks=("window", "sink"),
+    "portable": _PORTABLE,
+    "openvino": replace(
+        _PORTABLE, title="OpenVINO", domains=("com.microsoft",), integer_dtypes=("fp32",)
     ),
 }
 

@@ -8,6 +8,7 @@ from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError, flag_of
 from snapexport.runtime.chat.parsers.table import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from snapexport.runtime.engine.open_executor import BackendName
+from snapexport.runtime.engine.openvino_options import Device, Precision
 from snapexport.runtime.requests.row_files import DEFAULT_BYTES
 
 MOST_PORT = 65535
@@ -76,6 +77,8 @@ class ServeOptions(ModelOptions):
     host: str = "127.0.0.1"
     port: int = 8000
     backend: BackendName | None = None
+    device: Device | None = None
+    precision: Precision | None = None
     parked_rows: int = 0
     parked_dir: Path | None = None
     parked_dir_bytes: int = DEFAULT_BYTES

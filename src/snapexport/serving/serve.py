@@ -66,6 +66,8 @@ def _load(options: ServeOptions, defaults: Mapping[str, Any]) -> Model:
         request_seconds=options.request_seconds,
         defaults=defaults,
         backend=options.backend,
+        device=options.device,
+        precision=options.precision,
         parked_rows=options.parked_rows,
         parked_dir=options.parked_dir,
         parked_dir_bytes=options.parked_dir_bytes,

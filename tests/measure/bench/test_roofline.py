@@ -109,17 +109,17 @@ FULL = LayerCosts(LayerGeometry(100, 0, 0), key=8, value=8, slot=16, pair=16, wi
 
 def test_a_decode_step_reads_weights_once_and_each_requests_valid_slots() -> None:
     costs = Costs(WEIGHTS, (SNAPSTREAM, SLIDING), L_obs=3)
-    # Behind 10 tokens: 8 in sinks and ring, 2 eligible kept; a window of 5.
-    alone = costs.decode(position=10, prompt_length=10, active=1)
-    assert alone == Work(1000 + 16 * (10 + 1) + 16 * (5 + 1), 400 + 16 * (10 + 5))
-    three = costs.decode(position=10, prompt_length=10, active=3)
+    # Behind 10 tokens, all of which 12 slots hold; a window of 5.
+    alone = costs.decode(position=10, active=1)
+    assert alone == Work(1000 + 16 * (11 + 1) + 16 * (5 + 1), 400 + 16 * (11 + 5))
+    three = costs.decode(position=10, active=3)
     assert three == Work(1000 + 3 * (alone.nbytes - 1000), 3 * alone.operations)
 
 
 def test_compressed_decode_reads_the_same_bytes_at_any_context_and_full_decode_more() -> None:
     compressed, full = (Costs(WEIGHTS, (layer,), L_obs=3) for layer in (SNAPSTREAM, FULL))
-    assert compressed.decode(20, 20, 1) == compressed.decode(90, 90, 1)
-    grown = full.decode(90, 90, 1).nbytes - full.decode(20, 20, 1).nbytes
+    assert compressed.decode(20, 1) == compressed.decode(90, 1)
+    grown = full.decode(90, 1).nbytes - full.decode(20, 1).nbytes
     assert grown == 16 * 70
 
 
@@ -138,4 +138,4 @@ def test_pairs_of_chunks_equal_a_count_of_them() -> None:
     costs = LayerCosts(LayerGeometry(0, 5, 0, chunk=5), 1, 1, 2, 1, window=0, chunk=5)
     for length in range(1, 23):
         assert costs.pairs(length) == sum(row % 5 + 1 for row in range(length))
-        assert costs.attended(length, 1) == length % 5 + 1
+        assert costs.attended(length) == length % 5 + 1

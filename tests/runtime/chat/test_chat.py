@@ -121,6 +121,8 @@ def test_chat_answers_each_of_a_list_of_conversations(llm: LLM) -> None:
         ([{"role": "user"}], {}, "is not a message"),
         ([{"role": "user", "content": ["a"]}], {}, "is not a message"),
         ([{"role": "user", "content": "a" * 99}], {}, "tokens, the build takes 90"),
+        ([{"role": "user", "content": "a" * (1 << 17)}], {}, "131072 bytes, 65536 are read"),
+        ([{"role": "user", "content": "a" * 65500}], {}, "bytes, 65536 are read"),
         (ASKED, {"messages": []}, "'messages' cannot be an option"),
     ],
 )

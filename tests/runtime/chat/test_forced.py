@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from snapexport.runtime.chat.parsers.forced import Wrap
+from snapexport.runtime.chat.parsers.forced import MOST_CALLS, Wrap
 from snapexport.runtime.chat.parsers.parser import CallArguments, CallBegun, CallEnded, joined
 from snapexport.runtime.chat.parsers.table import TOOL_FORMATS, OutputFormat, ToolFormat
 from snapexport.runtime.requests.grammars import library
@@ -22,28 +22,42 @@ TOOLS: dict[str, Any] = {
 }
 
 
+ARGUMENTS = '{"a": "x", "b": 2}'
+EVENTS = [CallBegun("f"), CallArguments(ARGUMENTS), CallEnded(is_valid=True)]
+
+
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("added", [False, True], ids=["as text", "as added tokens"])
 @pytest.mark.parametrize("row", TOOL_FORMATS, ids=lambda row: row.name)
-def test_a_forced_call_is_one_that_the_parser_reads(row: ToolFormat, added: bool) -> None:
+def test_forced_calls_are_those_that_the_parser_reads(
+    row: ToolFormat, added: bool, several: bool
+) -> None:
     tokenizer = byte_level()
     if added:
         tokenizer.add_tokens([AddedToken(t, special=False) for t in row.texts if t.strip("`;")])
     known = {t.content: i for i, t in tokenizer.get_added_tokens_decoder().items()}
-    vocabulary = library.Vocabulary.of(tokenizer)
-    opened = vocabulary.open()
+    opened = library.Vocabulary.of(tokenizer).open()
     form = OutputFormat(row)
-    grammar = library.grammar_of("grammar", form.grammar(TOOLS, ["g"], known), False)
-    wrap = row.wrap or Wrap()
-    text = f'{wrap.before}f{wrap.between}{{"a": "x", "b": 2}}{wrap.after}'
-    matcher = library.matcher_of(opened, grammar)
-    assert all(matcher.consume_token(token) for token in tokenizer.encode(text).ids)
-    assert matcher.is_accepting()
-    parser = form.forced_parser(TOOLS, None)
-    assert joined([*parser.push(text), *parser.finish()]) == [
-        CallBegun("f"),
-        CallArguments('{"a": "x", "b": 2}'),
-        CallEnded(is_valid=True),
-    ]
-    matcher = library.matcher_of(opened, grammar)
-    wrong = tokenizer.encode(text.replace('"b": 2', '"b": 3')).ids
-    assert not all(matcher.consume_token(token) for token in wrong)
+    grammar = library.grammar_of("grammar", form.grammar(TOOLS, ["g"], known, several), False)
+
+    def takes(text: str) -> bool:
+        matcher = library.matcher_of(opened, grammar)
+        tokens = tokenizer.encode(text).ids
+        return all(matcher.consume_token(token) for token in tokens) and matcher.is_accepting()
+
+    def text(*arguments: str) -> str:
+        wrap = row.wrap or Wrap()
+        calls = [f"{wrap.before}f{wrap.between}{each}{wrap.after}" for each in arguments]
+        return f"{wrap.opens}{(wrap.separator or '').join(calls)}{wrap.closes}"
+
+    most = MOST_CALLS if several and row.wrap and row.wrap.separator is not None else 1
+    breaks = "\n" if most > 1 and row.wrap and row.wrap.separator == "\n" else ""
+    for count in {1, most}:
+        calls = text(*[ARGUMENTS] * count)
+        if row.wrap and breaks:
+            calls = f"{calls.removesuffix(row.wrap.closes)}{breaks}{row.wrap.closes}"
+        assert takes(calls)
+        parser = form.forced_parser(TOOLS, None)
+        assert joined([*parser.push(calls), *parser.finish()]) == EVENTS * count
+    assert not takes(text(*[ARGUMENTS] * (most + 1)))
+    assert not takes(text(ARGUMENTS.replace("2", "3")))

@@ -12,9 +12,9 @@ from snapexport.build import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.interface import weight_inputs
 from snapexport.errors import UserError
+from snapexport.runtime.engine.host_memory import HostMemory
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.engine.shared_weights import load_weights
-from snapexport.runtime.ort.devices import HostMemory
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tests.oracle import cases

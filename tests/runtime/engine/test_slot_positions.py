@@ -55,15 +55,21 @@ def steps_of(
         position += count
 
 
-def visible(shape: LayerGeometry, held: Held, position: int) -> list[int]:
+def visible(shape: LayerGeometry, held: Held, position: int, length: int) -> list[int]:
     """Positions of sinks and ring that a token sees by the graph's rule, without kept ones."""
-    end = shape.L_sink + shape.ring_slots
+    end, newest = shape.ring(length).stop, recent(shape, length)
     seen = [
         one
         for slot, one in enumerate(held[:end])
-        if 0 <= one <= position and (slot < shape.L_sink or one > position - shape.L_recent)
+        if 0 <= one <= position and (slot < shape.L_sink or one > position - newest)
     ]
     return sorted(seen)
+
+
+def recent(shape: LayerGeometry, length: int) -> int:
+    """The newest positions that a token sees beside the sinks."""
+    is_whole = length <= shape.L_sink + shape.L_recent + shape.K
+    return shape.L_recent + shape.K if is_whole else shape.L_recent
 
 
 @settings(deadline=None, max_examples=300)
@@ -80,14 +86,15 @@ def test_every_accepted_token_sees_the_sinks_and_the_newest_positions(
         for token in accepted:
             position = first + token
             sinks = range(min(shape.L_sink, position + 1))
-            ring = range(max(shape.L_sink, position - shape.L_recent + 1), position + 1)
-            assert visible(shape, held, position) == [*sinks, *ring]
+            oldest = position - recent(shape, length) + 1
+            ring = range(max(shape.L_sink, oldest), position + 1)
+            assert visible(shape, held, position, length) == [*sinks, *ring]
 
 
 @given(geometries(), st.integers(1, 60))
 def test_kept_positions_stay(geometry: CacheGeometry, length: int) -> None:
     (shape,) = geometry.layers
-    ring_end = shape.L_sink + shape.ring_slots
+    ring_end = shape.ring(length).stop
     for _, _, held in steps_of(geometry, length, [(False, 7)] * 20):
         assert sum(one >= 0 for one in held[ring_end:]) == shape.kept(length)
 

@@ -241,23 +241,35 @@ CHOSEN: Any = {
 @pytest.mark.parametrize(
     "source", [SHORT.replace("<think>", ""), "{{ tools }}", SHORT + "<think>\n\n</think>\n\n"]
 )
-@pytest.mark.parametrize("choice", ["required", named("pick")])
+@pytest.mark.parametrize(
+    ("choice", "parallel"), [("required", True), ("required", False), (named("pick"), True)]
+)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_forced_call_is_one_of_the_tools_whatever_the_model_wants(
-    served: Served, monkeypatch: pytest.MonkeyPatch, source: str, choice: Any, stream: bool
+def test_forced_calls_are_of_the_tools_whatever_the_model_wants(
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    choice: Any,
+    parallel: bool,
+    stream: bool,
 ) -> None:
     """Also where no parser knows the template, and where it says that thinking is off."""
     use_template(monkeypatch, served.model, source)
     monkeypatch.setattr(type(served.model), "encode", lambda *_: [1, 2, 3])
     tools = [CHOSEN] if choice == "required" else [TOOL, CHOSEN]
-    options = OPTIONS | {"tools": tools, "tool_choice": choice, "max_tokens": 200}
+    options = OPTIONS | {"tools": tools, "tool_choice": choice, "max_tokens": 1500}
+    options |= {"parallel_tool_calls": parallel}
     done: Any = served.client().chat.completions.create(**options, stream=stream)
     choices = [chunk.choices[0] for chunk in done] if stream else [done.choices[0]]
     messages = [one.delta if stream else one.message for one in choices]
-    calls = [call for message in messages for call in message.tool_calls or []]
-    assert [call.function.name for call in calls if call.function.name] == ["pick"]
-    arguments = json.loads("".join(call.function.arguments for call in calls))
-    assert arguments in ({"a": 17}, {"a": 23})
+    told = [call for message in messages for call in message.tool_calls or []]
+    calls: dict[int, list[Any]] = {}
+    for at, call in enumerate(told):
+        calls.setdefault(call.index if stream else at, []).append(call.function)
+    assert len(calls) == 1 or (choice == "required" and parallel and "<tool_call>" in source)
+    for parts in calls.values():
+        assert [part.name for part in parts if part.name] == ["pick"]
+        assert json.loads("".join(part.arguments for part in parts)) in ({"a": 17}, {"a": 23})
     assert choices[-1].finish_reason == "tool_calls"
     assert not any(message.content for message in messages)
 

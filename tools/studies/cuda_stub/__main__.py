@@ -30,7 +30,7 @@ from snapexport.contract.sizes import tensor_bytes
 from snapexport.errors import UserError, first_line, needs_extra
 from snapexport.runtime.engine.backend import Buffer
 from snapexport.runtime.engine.bound_graph import allocate
-from snapexport.runtime.ort.devices import HostMemory
+from snapexport.runtime.engine.host_memory import HostMemory
 
 with needs_extra("gpu"):
     from snapexport.runtime.ort.session import bind

@@ -123,7 +123,7 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
     ) -> list[float]:
         """Log-probability of each whole text, in windows of the longest prompt's length.
 
-        Each window but the last has a prompt of one token: only sinks and ring are used.
+        Each window but the last has a prompt of one token: nothing is voted.
         """
         texts = [request.args[0] for request in requests]
         windows = [self._windows(text) for text in texts]

@@ -90,7 +90,7 @@ Choice = Callable[[Heads, LayerGeometry, Sequence[str]], Tensor]
 
 def span(heads: Heads, layer: LayerGeometry) -> range:
     """The eligible positions."""
-    return range(layer.L_sink, heads.keys.shape[1] - layer.L_recent)
+    return range(layer.L_sink, layer.L_sink + layer.eligible(heads.keys.shape[1]))
 
 
 def scored(heads: Heads, layer: LayerGeometry, **options: Any) -> Tensor:
@@ -229,7 +229,7 @@ def held(heads: Heads, layer: LayerGeometry, kept: Tensor, count: int) -> Tensor
     length = heads.keys.shape[1]
     every, now = torch.arange(length + count), length + torch.arange(count)[:, None]
     sink = every < layer.L_sink
-    ring = ~sink & (every <= now) & (every > now - layer.L_recent)
+    ring = ~sink & (every <= now) & (every > now - len(layer.ring(length)))
     voted = torch.zeros(kept.shape[0], length + count, dtype=torch.bool)
     voted[:, layer.L_sink : layer.L_sink + kept.shape[1]] = kept
     return (sink | ring) | voted[:, None]
@@ -288,7 +288,7 @@ def measured(model: Model, grid: Grid, sample: Sample, choices: Sequence[str]) -
         for name in choices:
             masks = []
             for heads, layer in zip(prefilled, geometry.layers, strict=True):
-                inside = tokens[layer.L_sink : len(tokens) - layer.L_recent]
+                inside = tokens[layer.L_sink : layer.L_sink + layer.eligible(len(tokens))]
                 kept = CHOICES[name](heads, layer, inside)
                 masks.append(held(heads, layer, kept, count))
             yield row(sample, name, slots, model.losses(sample.rest, masks))

@@ -77,7 +77,7 @@ class Device:
                 return [bandwidth(self.threads, _QUICK_BYTES), matmul(self.threads, 128)]
             return probes(self.threads)
         if self.dry:
-            from snapexport.runtime.ort.devices import HostMemory
+            from snapexport.runtime.engine.host_memory import HostMemory
 
             return [device_copy(HostMemory(), _QUICK_BYTES)]
         from snapexport.runtime.engine.cuda import CudaMemory

@@ -115,7 +115,7 @@ class FilledSystem:
         """A decode step of all slots that attends to `context` positions or to what is kept."""
         batch = self.build.manifest.batch
         costs = Costs.of(self.build, full_cache=not self.build.manifest.geometry.compresses)
-        work = costs.decode(context - 1, context - 1, batch)
+        work = costs.decode(context - 1, batch)
         step = clocked(partial(self.step, context, batch))
         labels = {"context": context, "batch": batch} | labels
         return Case("decode", labels, step, times, work=work, tokens=batch)

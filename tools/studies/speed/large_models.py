@@ -120,7 +120,7 @@ class Worker:
         return 2 * self.row_bytes / self.accelerator.rates.nbytes
 
     def _decode(self, costs: Costs, active: int) -> Work:
-        return costs.decode(self.geometry.L_max - 1, self.prompt, active)
+        return costs.decode(self.geometry.L_max - 1, active)
 
     def _seconds(self, nbytes: int, operations: int) -> float:
         rates = self.accelerator.rates

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.runtime.ort.devices import HostMemory
+from snapexport.runtime.engine.host_memory import HostMemory
 from tests.fakes.cuda import FakeCuda
 from tools.studies.speed import device
 

@@ -28,7 +28,7 @@ def test_ring_and_naive_graph_give_the_same_logits_beyond_a_turn_of_the_ring(
     layer = build.manifest.geometry.layers[0]
     # The ring is full, and the oldest position lies in its first slot.
     length = layer.L_sink + 3 * layer.L_recent
-    assert layer.K and layer.cache_slot(length) == layer.L_sink and length < L_MAX
+    assert layer.K and layer.cache_slot(length, length) == layer.L_sink and length < L_MAX
     ring, naive = open_executor(build), NaiveDecode(build, write(build), threads=1)
     rng = np.random.default_rng(0)
     vocab_size = build.manifest.model.vocab_size

@@ -8,7 +8,7 @@ from snapexport.contract.engines import DEFAULT_LEVEL, Hardware
 from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.manifest import GraphName, Manifest
 from snapexport.contract.targets import LARGEST_PLUGIN_HEAD, EngineLibrary
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 
 HardwareFlag = Literal["none", "ampere-plus", "same-compute-capability"]
 HARDWARE_FLAGS: tuple[HardwareFlag, ...] = get_args(HardwareFlag)
@@ -73,6 +73,15 @@ class EngineOptions:
                 raise UserError(
                     f"--compute-capability {capability} is not one of {library.title}'s",
                     f"choose from {', '.join(library.capabilities)}",
+                )
+
+    def require_packing(self, target: str) -> None:
+        """Raise UserError for options that are TensorRT's alone."""
+        for name, value in vars(self).items():
+            if value != _DEFAULTS[name] and name not in ("graphs", "overwrite"):
+                raise UserError(
+                    f"{flag_of(name)} is TensorRT's, and the build is for {target}",
+                    "leave it out: weights are packed for this processor",
                 )
 
     @property

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError, needs_extra
 from snapexport.exporter import hub
-from snapexport.exporter.checkpoint import CONFIG, GGUF, Checkpoint
+from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.folders import GGUF
 from snapexport.exporter.opening import open_checkpoint
+from snapexport.exporter.text_files import CONFIG
 from snapexport.files.dtypes import BY_FLAG, DTYPES, DType
 from snapexport.files.safetensors import TensorSpan
 

@@ -80,10 +80,8 @@ def _record(
 
 
 def _far_position(build: Build, resolved: ResolvedBuild, prompt: int) -> int:
-    """The last one of the longest prompt, where no ring has slots that a prompt leaves empty."""
-    held = all(
-        layer.L_sink + layer.ring_slots <= prompt for layer in build.manifest.geometry.layers
-    )
+    """The last one of the longest prompt, where the prompt leaves no cache slot empty."""
+    held = all(layer.size <= prompt for layer in build.manifest.geometry.layers)
     return max(prompt, resolved.geometry.L_max - 1) if held else prompt
 
 

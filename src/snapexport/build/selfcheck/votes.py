@@ -74,9 +74,8 @@ def visible_after(
     It overwrites a slot of the ring, and it is the last one of the columns.
     """
     held = np.zeros((len(kept), prompt + 1), bool)
-    held[:, [found for found in layer.source_positions(prompt) if found >= 0]] = True
-    held[:, layer.source_positions(prompt)[layer.cache_slot(position)]] = False
-    for row, positions in zip(held, kept, strict=True):
-        row[positions[positions >= 0]] = True
-    held[:, prompt] = True
+    for row, voted in zip(held, kept.tolist(), strict=True):
+        slots = layer.source_positions(prompt, voted)
+        slots[layer.cache_slot(position, prompt)] = prompt
+        row[[found for found in slots if found >= 0]] = True
     return torch.from_numpy(held)

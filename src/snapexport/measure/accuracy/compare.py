@@ -40,6 +40,7 @@ def compare_build(
     with _quiet():
         reference = ReferenceRunner(reference_model(build, checkpoint))
         feeds = [feed(prompt, reference.continuation(prompt, steps)) for prompt in prompts]
+        reference.release()
         runners = [reference, *_graphs(build, loaders or {})]
         # Polygraphy's own loop: one runner after the other, each over all sequences.
         results = Comparator.run(runners, data_loader=feeds, streaming=False)

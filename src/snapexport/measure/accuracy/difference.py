@@ -147,10 +147,10 @@ def _why(
 
 
 def _drops_nothing(manifest: Manifest, feed: Feed, output: str) -> bool:
-    """Prefill attends to everything; decode does while sinks and ring hold every position.
+    """Prefill attends to everything; decode does while the cache holds every position.
 
     The ring of a layer that slides always holds what the layer attends to.
     """
     places, layers = manifest.geometry.widest.items(), manifest.model.layers
-    held = [place.L_sink + place.L_recent for index, place in places if not layers[index].reach]
+    held = [place.size for index, place in places if not layers[index].reach]
     return output != DECODE_LOGITS or all(feed[INPUT_IDS].shape[1] <= slots for slots in held)

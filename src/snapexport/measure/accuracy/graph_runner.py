@@ -13,7 +13,7 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.exporter.tensor_file import NUMPY_DTYPE
-from snapexport.measure.accuracy.graph_loader import GraphLoader, on_onnxruntime
+from snapexport.measure.accuracy.graph_loader import GraphLoader, Infer, on_onnxruntime
 from snapexport.measure.accuracy.sequence import Array, Feed, SequenceRunner
 from snapexport.runtime.engine.takers.repetition import repeated_chunk
 from snapexport.runtime.requests.pieces import repeated_starts
@@ -40,21 +40,14 @@ class GraphRunner(SequenceRunner):
         self._decode: GraphName = "baseline-decode" if baseline else "decode"
         self._compresses = "compress" in build.manifest.graphs and not baseline
         self._repeats = self._compresses and build.manifest.geometry.repeats
-        self._sessions = ExitStack()
+        self._loaded: dict[GraphName, tuple[Infer, ExitStack]] = {}
 
     def activate_impl(self) -> None:
-        """Load the graphs."""
-        wanted = [self._prefill, self._decode]
-        if self._compresses:
-            wanted.append("compress")
-        if self._repeats:
-            wanted.append("vote")
-        self._infer = {name: self._sessions.enter_context(self._loader(name)) for name in wanted}
-        self._weights = {name: _mapped_weights(self.build, name) for name in wanted}
+        """Do nothing: a graph is loaded when it runs."""
 
     def deactivate_impl(self) -> None:
         """Drop the sessions."""
-        self._sessions.close()
+        self._drop(*self._loaded)
 
     def logits(self, token_ids: Array, prompt_length: int) -> Array:
         """The graphs' logits [1 + N, V], with the continuation forced."""
@@ -112,7 +105,21 @@ class GraphRunner(SequenceRunner):
 
     def _run(self, graph: GraphName, feed: Feed) -> Feed:
         """Run a graph, on the weights that it takes as inputs too."""
-        return self._infer[graph](feed | self._weights[graph])
+        return self._infer(graph)(feed | _mapped_weights(self.build, graph))
+
+    def _infer(self, graph: GraphName) -> Infer:
+        """The loaded graph. Of prefill and decode, which have all weights, one is loaded."""
+        if graph not in self._loaded:
+            large = {self._prefill, self._decode}
+            self._drop(*large.intersection(self._loaded if graph in large else ()))
+            session = ExitStack()
+            self._loaded[graph] = session.enter_context(self._loader(graph)), session
+        return self._loaded[graph][0]
+
+    def _drop(self, *graphs: GraphName) -> None:
+        for graph in graphs:
+            _, session = self._loaded.pop(graph)
+            session.close()
 
     def _prefill_scalars(self, prompt: Array) -> list[Feed]:
         """Inputs of each chunk apart from the caches: the last one is right-aligned."""

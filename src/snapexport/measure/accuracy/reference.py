@@ -3,7 +3,7 @@
 Refuses a checkpoint that can't be the build's: every difference would mean nothing.
 """
 
-from pathlib import Path
+import gc
 from typing import Any
 
 import torch
@@ -14,11 +14,13 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter import architectures, decoders, derived, fp8, hub
 from snapexport.exporter.architectures import Decoder
-from snapexport.exporter.checkpoint import CONFIG, Checkpoint
+from snapexport.exporter.checkpoint import QUANTIZATION, Checkpoint
+from snapexport.exporter.gguf.header import GgufHeader
 from snapexport.exporter.integers.read import dequantized
 from snapexport.exporter.models import make_model
 from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.quiet import quiet
+from snapexport.exporter.text_files import CONFIG
 from snapexport.measure.accuracy.sequence import Array, SequenceRunner
 
 
@@ -29,21 +31,26 @@ class ReferenceRunner(SequenceRunner):
 
     def __init__(self, model: Any) -> None:
         super().__init__(name="transformers")
-        self.model = model
+        self._model = model
         self._logits: dict[tuple[int, ...], Array] = {}
 
     def activate_impl(self) -> None:
-        """Do nothing: the model is loaded already."""
+        """Do nothing: the logits are there already."""
+
+    def release(self) -> None:
+        """Drop the model, so that its memory is free for the graphs. Its logits are kept."""
+        self._model = None
+        gc.collect()
 
     @torch.no_grad()
     def continuation(self, prompt: list[int], tokens: int) -> list[int]:
         """The model's own greedy continuation, end-of-sequence tokens included."""
         chosen: list[int] = []
-        out = self.model(torch.tensor([prompt]), logits_to_keep=1)
+        out = self._model(torch.tensor([prompt]), logits_to_keep=1)
         rows = [out.logits[0, -1]]
         while len(chosen) < tokens:
             chosen.append(int(rows[-1].argmax()))
-            out = self.model(torch.tensor([chosen[-1:]]), past_key_values=out.past_key_values)
+            out = self._model(torch.tensor([chosen[-1:]]), past_key_values=out.past_key_values)
             rows.append(out.logits[0, -1])
         # This is the sequence that is compared: the model need not run it again.
         self._logits[*prompt, *chosen] = torch.stack(rows).float().numpy()
@@ -72,33 +79,41 @@ def _model_of(build: Build, model: str) -> Any:
     checkpoint = open_checkpoint(hub.resolve(model))
     decoder = _matching_decoder(build, checkpoint)
     if checkpoint.gguf:
-        return _gguf_model(checkpoint.gguf.file, decoder)
+        return _gguf_model(checkpoint.gguf, decoder)
     try:
         return AutoModelForCausalLM.from_pretrained(
             checkpoint.directory, config=decoder.config, dtype=torch.float32
         ).eval()
-    except ImportError as error:  # of a package that transformers needs for quantized weights
-        raise UserError(
-            f"transformers cannot read the quantized checkpoint {checkpoint.directory}: "
-            f"{' '.join(str(error).split())!s:.200}",
-            "leave out --model, which compares with the build's own weights, or install that "
-            "package",
-        ) from None
-    except RuntimeError:  # shapes: everything else was checked before
-        raise UserError(
-            f"the weights of {checkpoint.directory} don't fit its {CONFIG}",
-            "download the checkpoint again: the file is damaged or incomplete",
-        ) from None
+    except (ImportError, RuntimeError, ValueError) as error:
+        if checkpoint.config.get(QUANTIZATION) is not None:
+            raise UserError(
+                f"transformers cannot read the quantized checkpoint {checkpoint.directory}: "
+                f"{' '.join(str(error).split())!s:.200}",
+                "leave out --model, which compares with the build's own weights, or install the "
+                "package that transformers needs",
+            ) from None
+        if isinstance(error, RuntimeError):  # shapes: everything else was checked before
+            raise UserError(
+                f"the weights of {checkpoint.directory} don't fit its {CONFIG}",
+                "download the checkpoint again: the file is damaged or incomplete",
+            ) from None
+        raise
 
 
-def _gguf_model(file: Path, decoder: Decoder) -> Any:
+def _gguf_model(header: GgufHeader, decoder: Decoder) -> Any:
     """The model with the tensors that transformers itself reads from a GGUF file."""
+    if header.is_split:
+        raise UserError(
+            f"transformers does not read {header.file}, which is split into parts",
+            "leave out --model, which compares with the build's own weights, or join the parts: "
+            "`llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf`",
+        )
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     # from_pretrained would do the same, and ask for `accelerate`.
     model = make_model(decoder.config, dtype=torch.float32).eval()
     with quiet():
-        read = load_gguf_checkpoint(file, return_tensors=True, model_to_load=model)
+        read = load_gguf_checkpoint(header.file, return_tensors=True, model_to_load=model)
     model.load_state_dict(read["tensors"], strict=False, assign=True)
     model.tie_weights()
     return model

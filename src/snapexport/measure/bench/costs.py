@@ -97,9 +97,9 @@ class LayerCosts:
     chunk: int = 0
     readers: int = 1
 
-    def attended(self, position: int, prompt_length: int) -> int:
+    def attended(self, position: int) -> int:
         """Cache slots that a decoded token attends to."""
-        valid = self.geometry.valid(position, prompt_length)
+        valid = self.geometry.valid(position)
         if self.chunk:
             return min(valid, position % self.chunk + 1)
         return min(valid, self.window) if self.window else valid
@@ -143,12 +143,9 @@ class Costs:
             + sum(layer.readers * layer.pair * layer.pairs(length) for layer in self.layers),
         )
 
-    def decode(self, position: int, prompt_length: int, active: int) -> Work:
+    def decode(self, position: int, active: int) -> Work:
         """One token of each active request: read weights and valid slots, write a cache slot."""
-        pairs = [
-            (layer, layer.readers * layer.attended(position, prompt_length))
-            for layer in self.layers
-        ]
+        pairs = [(layer, layer.readers * layer.attended(position)) for layer in self.layers]
         cache = sum(layer.fixed + layer.slot * (slots + 1) for layer, slots in pairs)
         attention = sum(layer.pair * slots for layer, slots in pairs)
         return Work(
@@ -159,8 +156,7 @@ class Costs:
         """Read the eligible positions' keys for the vote; read and write the compressed cache."""
         voting = [layer for layer in self.layers if layer.geometry.K]
         kept = sum(
-            (layer.key + layer.value + layer.slot) * layer.geometry.valid(length - 1, length)
-            + layer.fixed
+            (layer.key + layer.value + layer.slot) * layer.geometry.valid(length - 1) + layer.fixed
             for layer in self.layers
         )
         votes = sum(layer.key * layer.geometry.eligible(length) for layer in voting)

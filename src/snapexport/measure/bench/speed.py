@@ -146,7 +146,7 @@ def visit(plan: Plan, spec: SystemSpec, system: ExecutorSystem, context: int) ->
     for index, batch in enumerate(plan.batches):
         steps = plan.options.decode_steps
         position = context + steps * index + steps // 2  # at the middle step of the batch's turn
-        work = spec.costs.decode(position, context, batch)
+        work = spec.costs.decode(position, batch)
         step = clocked(partial(system.decode, batch))
         at = labels | {"batch": batch}
         cases.append(Case("decode", at, step, steps, warm, work, tokens=batch))

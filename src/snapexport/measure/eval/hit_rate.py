@@ -153,7 +153,7 @@ def _looked_at(
     scores = grouped @ keys.astype(np.float32).swapaxes(1, 2)
     scores -= scores.max(-1, keepdims=True)
     attention = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    span = slice(place.L_sink, max(place.L_sink, length - place.L_recent))
+    span = slice(place.L_sink, place.L_sink + place.eligible(length))
     looked: NDArray[np.bool_] = attention.reshape(len(query), -1)[:, span] > THETA
     return looked
 

@@ -71,7 +71,7 @@ def _cache_facts(geometry: CacheGeometry, length: int, heads: str) -> dict[str, 
         "layers × KV heads": f"{len(layers)} × {heads}",
         "cache slots of a layer": _span(place.cache_slots for place in layers),
         "sinks": _span(place.L_sink for place in layers),
-        "ring": _span(place.L_recent for place in layers),
+        "ring": _span(len(place.ring(length)) - place.spare for place in layers),
         "kept by vote": _span(place.kept(length) for place in layers),
     }
     if any(place.K for place in layers):

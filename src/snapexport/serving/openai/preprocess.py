@@ -115,16 +115,17 @@ def _ended(model: Model, body: ChatRequest, params: SamplingParams) -> SamplingP
         if params.structured_outputs:
             message = f"{body.form_field} and a tool_choice that forces a call prescribe two forms"
             raise invalid(message, "tool_choice")
-        params = replace(params, structured_outputs=_one_call(model, body))
+        params = replace(params, structured_outputs=_calls(model, body))
     return chats(model).ending(params)
 
 
-def _one_call(model: Model, body: ChatRequest) -> StructuredOutputs:
-    """The form of an answer that is a tool call. Raises ApiError."""
+def _calls(model: Model, body: ChatRequest) -> StructuredOutputs:
+    """The form of an answer that is a call of a named tool, or calls. Raises ApiError."""
     tools = body.forced_tools
+    several = body.tool_choice == "required" and body.parallel_tool_calls
     strict = [tool.function.name for tool in tools if tool.function.strict]
     with client_errors("tools"):
-        grammar = model.output_format.grammar(schemas(tools), strict, model.added_tokens)
+        grammar = model.output_format.grammar(schemas(tools), strict, model.added_tokens, several)
         return StructuredOutputs(grammar=grammar, writes_json=True)
 
 

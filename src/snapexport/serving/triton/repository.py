@@ -37,7 +37,7 @@ def write_repository(options: RepositoryOptions) -> Path:
         from snapexport.serving.triton import model_config
     build = Build.open(options.build)
     device = _device(options, build.manifest)
-    build.require_run(command="triton", device=device, threads=options.threads)
+    build.require_run(command="triton", placed_on=device, threads=options.threads)
     Scheduler(build.manifest.batch, build.manifest.prefill_chunk, options.max_num_batched_tokens)
     _require_outside(options)
     with staged(options.out, options.overwrite, RECORD, "a model repository") as out:
