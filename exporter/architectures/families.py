@@ -26,8 +26,8 @@ class InGguf:
 class Family:
     """One family of decoders.
 
-    name: the class in config.json. model_type: of transformers' config. quantized: methods in which
-    its checkpoints are published, and read. mtp: checkpoints may have a layer for multi-token
+    name: the class in config.json. model_type: of transformers' config. quantized: methods that
+    only such families are read in. mtp: checkpoints may have a layer for multi-token
     prediction after the last one. gguf: None if GGUF files don't have it under a name of its own.
     """
 
@@ -50,7 +50,7 @@ _GEMMA3_ONLY = {
 
 _HELD = (
     Family(name="DeepseekV2ForCausalLM", model_type="deepseek_v2"),
-    Family(name="DeepseekV3ForCausalLM", model_type="deepseek_v3", quantized=("fp8",), mtp=True),
+    Family(name="DeepseekV3ForCausalLM", model_type="deepseek_v3", mtp=True),
     Family(
         name="Gemma2ForCausalLM",
         model_type="gemma2",
@@ -70,10 +70,9 @@ _HELD = (
     Family(
         name="Qwen3ForCausalLM",
         model_type="qwen3",
-        quantized=("fp8",),
         gguf=InGguf(name="qwen3"),
     ),
-    Family(name="Qwen3MoeForCausalLM", model_type="qwen3_moe", quantized=("fp8",)),
+    Family(name="Qwen3MoeForCausalLM", model_type="qwen3_moe"),
 )
 HELD = {family.model_type: family for family in _HELD}
 """model_type -> the family. Tests hold these, so a build need not verify them by itself."""
