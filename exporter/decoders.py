@@ -12,7 +12,7 @@ from snapexport.exporter.architectures.config import fix_longrope, require_expre
 from snapexport.exporter.architectures.families import family_of
 from snapexport.exporter.architectures.fields import CORRECT
 from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.known import unsupported
+from snapexport.exporter.known import read_as, unsupported
 from snapexport.exporter.probe import look
 from snapexport.exporter.text_files import CONFIG
 
@@ -75,5 +75,6 @@ def _known_family(family: Family, config: "PretrainedConfig", *, is_whole: bool)
         return family
     if isinstance(known, str) and config.model_type != family.model_type:
         return family_of(known, config.model_type)
-    read_as = f"transformers reads it as {known}" if known else "transformers has no such decoder"
-    raise unsupported(family.name, family.model_type, read_as)
+    if isinstance(known, str):
+        raise read_as(family.name, family.model_type, known)
+    raise unsupported(family.name, family.model_type, "transformers has no such decoder")

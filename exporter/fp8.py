@@ -213,11 +213,16 @@ def dequantized(
     for name, scales in stored.items():
         if name.endswith(ROW_SCALES):
             weight = whole[name.removesuffix(ROW_SCALES)]
-            of_scale = width or _width(weight.shape[-1], scales.shape[-1])
-            weight *= scales.repeat_interleave(of_scale, -1)[..., : weight.shape[-1]]
+            columns, count = weight.shape[-1], scales.shape[-1]
+            fits = width and -(-columns // width) == count
+            of_scale = width if fits else _width(columns, count)
+            weight *= scales.repeat_interleave(of_scale, -1)[..., :columns]
     return whole
 
 
 def _width(columns: int, count: int) -> int:
-    """The power of two of which a row has so many blocks: ModelOpt's config lies beside."""
+    """The power of two of which a row has so many blocks.
+
+    ModelOpt's config lies beside the model's, and modules may differ in their blocks.
+    """
     return next(width for width in (1 << n for n in range(32)) if -(-columns // width) == count)

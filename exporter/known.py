@@ -30,14 +30,41 @@ def require_known(config: Mapping[str, Any]) -> None:
     )
     if any(model_type in table for table in decoders):
         return
+    part = _text_part(config)
+    if part and part in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UserError(
+            f"the architecture {named:.100} of a model_type '{model_type:.100}' is not supported",
+            f"its text part is a '{part}': save that part alone with transformers, as "
+            f"{known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[part]}, and build it",
+        )
     if model_type in known.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
         raise UserError("the model is an encoder with a decoder", _HINT)
     raise unsupported(named, model_type, "transformers has no such decoder")
 
 
-def unsupported(name: str, model_type: str, why: str) -> UserError:
+def unsupported(name: str, model_type: str, why: str, hint: str = _HINT) -> UserError:
     """The error of an architecture that can't be built."""
     return UserError(
         f"the architecture {name:.100} of a model_type '{model_type:.100}' is not supported: {why}",
-        _HINT,
+        hint,
     )
+
+
+def read_as(name: str, model_type: str, other: str) -> UserError:
+    """The error of a class's name in the place of the one that transformers has."""
+    return unsupported(
+        name,
+        model_type,
+        f"transformers reads it as {other}",
+        f'if its weights are that model\'s, with a head, write "architectures": ["{other}"] into '
+        "config.json; code that comes with a checkpoint is never run",
+    )
+
+
+def _text_part(config: Mapping[str, Any]) -> str | None:
+    """The model_type of a config's text, which may be a part of a part."""
+    for level in (config, *(value for value in config.values() if isinstance(value, dict))):
+        part = level.get("text_config")
+        if isinstance(part, dict) and isinstance(part.get("model_type"), str):
+            return str(part["model_type"]).removesuffix("_text")
+    return None

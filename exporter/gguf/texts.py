@@ -46,11 +46,12 @@ def write_tokenizer(header: GgufHeader, folder: Path) -> None:
         if vocabulary.model == BYTE_LEVEL
         else _by_transformers(vocabulary, folder)
     )
-    (folder / TOKENIZER_FILE).write_text(json.dumps(made, ensure_ascii=False))
+    (folder / TOKENIZER_FILE).write_bytes(json.dumps(made, ensure_ascii=False).encode())
     ids = {name: vocabulary.token(*keys) for name, keys in _NAMED.items()}
     named = {name: vocabulary.tokens[number] for name, number in ids.items() if number is not None}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
-    (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=2))
+    text = json.dumps(config, ensure_ascii=False, indent=2)
+    (folder / TOKENIZER_CONFIG).write_bytes(text.encode())
     for key, source in own_metadata(header, TOKENIZER).items():
         if key.partition(".")[0] == "chat_template" and isinstance(source, str):
             _write_template(folder, key.partition(".")[2], source)
@@ -58,10 +59,10 @@ def write_tokenizer(header: GgufHeader, folder: Path) -> None:
 
 def _write_template(folder: Path, name: str, source: str) -> None:
     if not name:
-        (folder / CHAT_TEMPLATE).write_text(source)
+        (folder / CHAT_TEMPLATE).write_bytes(source.encode())
     elif is_plain_name(name):
         (folder / MORE_TEMPLATES).mkdir(exist_ok=True)
-        (folder / MORE_TEMPLATES / f"{name}.jinja").write_text(source)
+        (folder / MORE_TEMPLATES / f"{name}.jinja").write_bytes(source.encode())
 
 
 def _by_transformers(vocabulary: Vocabulary, folder: Path) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """Tells how a build's weights are stored: how many matrices in each form, and bits a weight."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 
-from snapexport.exporter.integers.parts import Weight, whole
+from snapexport.exporter.integers.joined import as_integers
+from snapexport.exporter.integers.parts import TRANSPOSED, Weight, whole
+from snapexport.exporter.integers.rounded import RoundedWeight
 from snapexport.exporter.integers.weight import Form
+from snapexport.exporter.tensor_file import Tensor
 from snapexport.files.dtypes import BY_SAFETENSORS
 from snapexport.files.safetensors import TensorSpan
 
@@ -36,6 +39,37 @@ def bits_per_weight(placed: Mapping[str, TensorSpan], integers: Mapping[str, Wei
             nbytes += span.nbytes
             elements.setdefault(name, prod(span.shape))
     return round(8 * nbytes / sum(elements.values()), 3)
+
+
+def notes(
+    tensors: Mapping[str, Tensor], read: Iterable[str], integers: Mapping[str, Weight], dtype: str
+) -> list[str]:
+    """What becomes of integers of a checkpoint that are not kept.
+
+    read: names of tensors and parts that graphs read. integers: what they read as such.
+    """
+    again = [
+        found.form.bits
+        for name, weight in integers.items()
+        if isinstance(weight, RoundedWeight)
+        and (found := as_integers(tensors[name.removesuffix(TRANSPOSED)]))
+    ]
+    dequantized = [name for name in set(read) if name in tensors and as_integers(tensors[name])]
+    told = []
+    if again:
+        told.append(
+            f"{_matrices(len(again))} rounded a second time: the checkpoint has integers in "
+            f"containers of {max(again)} bits; --weights keep leaves them as they are"
+        )
+    if dequantized:
+        told.append(
+            f"{_matrices(len(dequantized))} dequantized to {dtype}, integers in the checkpoint"
+        )
+    return told
+
+
+def _matrices(count: int) -> str:
+    return f"{count} matrices are" if count > 1 else "1 matrix is"
 
 
 def _flag(dtype: str) -> str:

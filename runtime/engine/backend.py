@@ -136,3 +136,9 @@ class GraphBackend(Protocol):
 
     def close(self) -> None:
         """Let go of the graphs, and free the memory. A second call does nothing."""
+
+
+def require_threads(threads: int | None) -> None:
+    """Raise UserError for a number of CPU threads that can't run anything; None: one a core."""
+    if threads is not None and threads < 1:
+        raise UserError(f"{threads} threads cannot run anything", "use 1 or more, or leave it out")

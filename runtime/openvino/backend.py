@@ -9,9 +9,10 @@ from typing import Any
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import REBUILD, GraphName
 from snapexport.errors import UserError, first_line, needs_extra
-from snapexport.runtime.engine.backend import Buffers, GraphError, Work
+from snapexport.runtime.engine.backend import Buffers, GraphError, Work, require_threads
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.engine.host_memory import HostMemory
+from snapexport.runtime.engine.openvino_options import PRECISIONS
 
 with needs_extra("openvino"):
     import openvino as ov
@@ -43,6 +44,7 @@ class OpenVinoBackend:
 
         `Build.require_run` was asked whether OpenVINO can run the build.
         """
+        require_threads(threads)
         self.memory = HostMemory()
         self._build = build
         self._device, self._precision = device or "CPU", precision or "f32"
@@ -103,6 +105,10 @@ def _require(core: Any, device: str, precision: str) -> None:
         raise UserError(
             f"OpenVINO finds no {device} on this machine",
             f"use --device {found[0]}" if found else "see OpenVINO's system requirements",
+        )
+    if precision not in PRECISIONS:
+        raise UserError(
+            f"OpenVINO has no precision '{precision}'", f"choose from {', '.join(PRECISIONS)}"
         )
     able = core.get_property(device, "OPTIMIZATION_CAPABILITIES")
     if precision in _CAPABILITIES and _CAPABILITIES[precision] not in able:

@@ -202,7 +202,10 @@ def _bias(
 
 
 def _scores(query: Value, key: Value, bias: Value | None, softcap: float) -> Value:
-    scores = op.matmul(query, key, False, True)
+    if _is_one(key):
+        scores = op.reduce_sum(op.multiply(query, key), ints(-1), True)
+    else:
+        scores = op.matmul(query, key, False, True)
     if softcap:
         limit = scalar(softcap, query)
         scores = op.multiply(op.tanh(op.divide(scores, limit)), limit)
@@ -218,9 +221,16 @@ def _weighted(shares: Value, values: Sequence[Value]) -> Value:
     for value, end in zip(values, ends, strict=True):
         begin = int(end) - size(value, 2)
         part = op.slice(shares, ints(begin), ints(int(end)), ints(1), ints(3))
-        product = op.matmul(part, value, False, False)
+        one = _is_one(value)
+        product = op.multiply(part, value) if one else op.matmul(part, value, False, False)
         total = product if total is None else op.add(total, product)
     return total
+
+
+def _is_one(states: Value) -> bool:
+    """Whether it is a single token's, which needs no product of matrices."""
+    count = states.get_partial_shape()[2]
+    return bool(count.is_static and count.get_length() == 1)
 
 
 def _columns(bias: Value, start: Value, count: int) -> Value:

@@ -13,7 +13,7 @@ import numpy as np
 
 from snapexport.contract.manifest import REBUILD, GraphEntry, TensorSpec
 from snapexport.errors import UserError, first_line, needs_extra
-from snapexport.runtime.engine.backend import Buffers, GraphError, Work
+from snapexport.runtime.engine.backend import Buffers, GraphError, Work, require_threads
 from snapexport.runtime.ort.devices import Cpu, Device
 
 with needs_extra("cpu"):
@@ -102,8 +102,7 @@ def bind(session: Any, entry: GraphEntry, device: str, buffers: Buffers) -> Work
 
 def session_options(threads: int | None, prepack: bool, settings: Mapping[str, str]) -> Any:
     """Return the options of every session. threads: None for one a core. settings: a device's."""
-    if threads is not None and threads < 1:
-        raise UserError(f"{threads} threads cannot run anything", "use 1 or more, or leave it out")
+    require_threads(threads)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")

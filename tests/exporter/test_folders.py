@@ -154,6 +154,18 @@ def test_weights_of_mlx_are_told(mine: Path) -> None:
         ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "an encoder with"),
         ({"architectures": ["BertModel"], "model_type": "clip"}, "architecture BertModel of a"),
         ({"architectures": ["X"], "model_type": "x"}, "the architecture X of a model_type 'x'"),
+        (
+            {"architectures": ["X"], "model_type": "x", "text_config": {"model_type": "qwen2"}},
+            "its text part is a 'qwen2': save that part alone with transformers, as Qwen2",
+        ),
+        (
+            {
+                "architectures": ["X"],
+                "model_type": "x",
+                "a": {"text_config": {"model_type": "llama"}},
+            },
+            "as LlamaForCausalLM, and build it",
+        ),
     ],
 )
 @pytest.mark.parametrize("spoil", [lambda m: None, lambda m: (m / "model.safetensors").unlink()])
@@ -211,3 +223,9 @@ def test_repository_of_the_hub_with_other_weights_is_told(
     with pytest.raises(UserError) as error:
         open_checkpoint(resolve("owner/name"))
     assert words in f"{error.value.message} {error.value.hint}"
+
+
+def test_another_class_of_the_same_model_is_told_with_the_name_to_write(mine: Path) -> None:
+    config = json.loads((mine / "config.json").read_text()) | {"architectures": ["LlamaModel"]}
+    (mine / "config.json").write_text(json.dumps(config))
+    assert 'write "architectures": ["LlamaForCausalLM"] into config.json' in told(mine)

@@ -1,7 +1,7 @@
 """Integers of a checkpoint in a build: each form against its definition, and whole builds."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from snapexport.build import build
+from snapexport.build.progress import Silent
 from snapexport.exporter.integers import Form, IntegerRows, IntegerWeight, parts
 from snapexport.exporter.integers.read import dequantized
 from snapexport.files.safetensors import read_header
@@ -172,3 +173,35 @@ def test_a_gguf_file_keeps_its_integers_by_default(kind: str, tmp_path: Path) ->
         LLM(one.directory).executor.prefill_prompt(0, prompt).logits.copy() for one in (kept, whole)
     )
     assert 0 < np.abs(got - exact).mean() < 0.08 * exact.std()
+
+
+@dataclass
+class Noted(Silent):
+    """The notes of a build."""
+
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, []),
+        ({"target": "portable"}, ["16 matrices are dequantized to fp32, integers in"]),
+        ({"weights": "dequantize"}, ["16 matrices are dequantized to fp32, integers in"]),
+        ({"weights": "int4"}, ["16 matrices are rounded a second time: the checkpoint has"]),
+        ({"weights": "int8"}, []),
+    ],
+)
+def test_what_becomes_of_integers_is_told(
+    flags: dict[str, Any], expected: list[str], tmp_path: Path
+) -> None:
+    gguf = pytest.importorskip("gguf")
+    file = gguf_files.make("llama", tmp_path, gguf.GGMLQuantizationType.Q8_0)
+    noted = Noted()
+    options: dict[str, Any] = {"L_max": 64, "prefill_chunk": 32, "policy": "full"}
+    build(file, tmp_path / "b", progress=noted, **options | flags)
+    assert len(noted.notes) == len(expected)
+    assert all(note.startswith(one) for note, one in zip(noted.notes, expected, strict=True))

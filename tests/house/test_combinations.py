@@ -1,6 +1,6 @@
 """The page of what goes with what, and the table that it is printed from."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ OF_BUILD = {*GRAPH_FIELDS, *(found.name for found in fields(BuildOptions))}
 OF_LLM = {found.name for found in fields(LLMConfig)}
 OF_EXECUTOR = {"prompt_cache", "prefill"}
 OF_A_BUILD = {"tensor_parallel", "target", "compresses", "has_extend", "has_baseline"}
-OF_A_BUILD |= {"dtype", "has_engines"}
+OF_A_BUILD |= {"dtype", "held_in", "has_engines"}
 
 
 def name(rule: Rule) -> str:
@@ -72,6 +72,9 @@ def build_with(facts: Facts) -> Build:
     made = Build.open(cases.built(Case(batch=2)).directory)
     of_manifest = "tensor_parallel", "target", "dtype"
     update: dict[str, Any] = {key: facts[key] for key in of_manifest if key in facts}
+    if "held_in" in facts:
+        changed = {"cache_dtype": facts["held_in"]}
+        update["graph_options"] = replace(made.manifest.graph_options, **changed)
     if "compresses" in facts:
         update["geometry"] = CacheGeometry.full(64, made.manifest.geometry.slots.num_layers)
     return Build(made.directory, made.manifest.model_copy(update=update))

@@ -104,5 +104,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _note_without_a_cpu(options: BuildOptions) -> None:
     """No refusal: ONNX Runtime runs on a GPU too, and this machine may have none."""
-    if refused := refusal({"dtype": options.dtype, "device": "cpu"}):
+    if refused := refusal({"dtype": options.dtype, "placed_on": "cpu"}):
         ERR.print(f"note: {refused.message}; {refused.hint}")

@@ -76,6 +76,7 @@ class Build:
             "tensor_parallel": manifest.tensor_parallel,
             "target": manifest.target,
             "dtype": manifest.dtype,
+            "held_in": manifest.cache_dtype,
             "compresses": manifest.geometry.compresses,
             "has_extend": "extend" in manifest.graphs,
             "has_baseline": self.has_baseline or not manifest.geometry.compresses,

@@ -2,9 +2,9 @@
 
 Facts are options by field, with `command` for a command's name, `run_baseline` for its --baseline,
 `placed_on` for Triton's --device and `dynamo` for what that command starts (`worker_flag`,
-`cluster_flag`: flags of the two); and of the build: `tensor_parallel`, `target`, `dtype`,
-`compresses`, `has_extend`, `has_baseline`, `has_engines`. `Build.require_run` makes them.
-`unequal_widths` is of its model.
+`cluster_flag`: flags of the two); and of the build: `tensor_parallel`, `target`, `dtype`, `held_in`
+for its caches' type, `compresses`, `has_extend`, `has_baseline`, `has_engines`.
+`Build.require_run` makes them. `unequal_widths` is of its model.
 """
 
 from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, fact, flag, is_given, some, value
@@ -34,6 +34,17 @@ OWN_OPERATORS = Choice(
     "a build with --target {target}",
     {"target": "onnxruntime"},
     lambda f: "target" in f and not capabilities(f["target"]).openvino,
+    joined="for",
+)
+IN_16_BITS = Choice(
+    "a {dtype} build",
+    {"dtype": "fp16"},
+    lambda f: f.get("dtype", "fp32") != "fp32",
+)
+CACHES_IN_16_BITS = Choice(
+    "a build with caches in {held_in}",
+    {"held_in": "fp16"},
+    lambda f: f.get("held_in", "fp32") != "fp32",
     joined="for",
 )
 NO_CUDA_KERNEL = Choice(
@@ -148,11 +159,15 @@ RUN_RULES: tuple[Rule, ...] = (
     ),
     Rule(PREPACK, OPENVINO, "it always has one", LEAVE_OUT),
     Rule(THREADS, NOT_ITS_CPU, "it is for the CPU", "leave it out, or use --device CPU"),
-    Rule(
-        OPENVINO,
-        BF16,
-        "its caches are NumPy's",
-        "build it again with --target portable --dtype fp32, and add --precision bf16",
+    *(
+        Rule(
+            OPENVINO,
+            choice,
+            "its code for 16 bits in a graph was found to be wrong (2026.4)",
+            "build it again with --target openvino --dtype fp32, without --cache-dtype, and add "
+            "--precision bf16",
+        )
+        for choice in (IN_16_BITS, CACHES_IN_16_BITS)
     ),
     Rule(
         OPENVINO,

@@ -86,6 +86,11 @@ def test_every_form_gives_the_tokens_of_onnx_runtime(form: dict[str, Any]) -> No
     ("case", "options", "message"),
     [
         (Case(), {}, "--backend openvino is not supported for a build with --target onnxruntime"),
+        (
+            Case(target="portable", cache_dtype="fp16"),
+            {},
+            "--backend openvino is not supported for a build with caches in fp16",
+        ),
         (Case(target="portable"), {"device": "NPU"}, "OpenVINO finds no NPU on this machine"),
         (
             Case(target="portable"),
@@ -97,8 +102,10 @@ def test_every_form_gives_the_tokens_of_onnx_runtime(form: dict[str, Any]) -> No
             {"device": "GPU", "threads": 2},
             "--threads 2 is not supported with --device GPU",
         ),
+        (Case(target="portable"), {"threads": 0}, "0 threads cannot run anything"),
+        (Case(target="portable"), {"precision": "f64"}, "OpenVINO has no precision 'f64'"),
     ],
-    ids=["target", "device", "backend", "threads"],
+    ids=["target", "caches", "device", "backend", "threads", "no threads", "precision"],
 )
 def test_what_it_cannot_run_is_refused(case: Case, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -52,7 +52,19 @@ def resolved(request: PlanRequest, model: PlannedModel) -> PlanRequest:
             "--weights fp8 keeps fp8 weights as they are, and the checkpoint has none",
             "leave it out, or plan for a checkpoint that is published in fp8",
         )
-    return _with_dtype(request, model)
+    return _with_kept_integers(_with_dtype(request, model), model)
+
+
+def _with_kept_integers(request: PlanRequest, model: PlannedModel) -> PlanRequest:
+    """The default of a checkpoint with integers, where target and flags let it keep them."""
+    if request["weights"] is not None or "keep" not in model.forms:
+        return request
+    kept = request.with_given(weights="keep")
+    try:
+        kept.build_options(batch=1)
+    except UserError:
+        return request
+    return kept
 
 
 def _with_dtype(request: PlanRequest, model: PlannedModel) -> PlanRequest:
@@ -62,7 +74,7 @@ def _with_dtype(request: PlanRequest, model: PlannedModel) -> PlanRequest:
     if on_gpu and request["dtype"] is None:
         return request.with_given(dtype="fp16" if model.stored == "fp16" else "bf16")
     if not on_gpu:  # the memory is that of the CPU
-        require_compatible({"dtype": request.build_options(batch=1).dtype, "device": "cpu"})
+        require_compatible({"dtype": request.build_options(batch=1).dtype, "placed_on": "cpu"})
     return request
 
 

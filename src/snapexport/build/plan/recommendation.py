@@ -129,5 +129,10 @@ def _weights(chosen: Recommendation) -> Iterator[str]:
     elif capabilities(chosen.options.target).weights_per_graph:
         copies = "the engines of prefill and decode hold a copy of the weights each"
         yield f"weights: {stored}; {copies}"
-    elif chosen.options.weights is None and chosen.options.dtype == "fp32":
+    elif chosen.options.holds_integers:
+        yield (
+            f"weights: {stored}; each graph holds a copy that it rearranged, until "
+            "`snapexport engine` packs one for all"
+        )
+    elif chosen.options.dtype == "fp32":
         yield "weights: fp32, mapped once for all graphs; --weights int4 is smaller"

@@ -1,13 +1,11 @@
 """Computes the bytes of weights: stored in a build, held while it runs, and read by a step."""
 
-from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
 from snapexport.build import BuildOptions
 from snapexport.build.plan.model import PlannedForms, PlannedModel
 from snapexport.contract.targets import capabilities
-from snapexport.errors import UserError
 from snapexport.files.dtypes import BY_FLAG
 
 if TYPE_CHECKING:
@@ -128,18 +126,7 @@ def _read_expert_share(model: PlannedModel, tokens: int) -> float:
 
 def _forms(model: PlannedModel, options: BuildOptions) -> PlannedForms | None:
     """What is stored as integers; None: nothing."""
-    flag = options.weights
-    if flag is None and "keep" in model.forms and keeps(options):
-        flag = "keep"
-    return model.forms.get(flag or "")
-
-
-def keeps(options: BuildOptions) -> bool:
-    """Whether a build keeps integers of a checkpoint that has some."""
-    try:
-        return replace(options, weights="keep").holds_integers
-    except UserError:
-        return False
+    return model.forms.get(options.weights or "")
 
 
 def _table(model: PlannedModel) -> tuple[int, int]:
