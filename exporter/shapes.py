@@ -3,6 +3,8 @@
 Every parameter of the model has a tensor of its shape, whose values are not all NaN or infinite.
 """
 
+import math
+import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -91,3 +93,13 @@ def is_same(checkpoint: Checkpoint, name: str, source: str) -> bool:
         return False
     pairs = zip(blocks(one), blocks(other), strict=True)
     return all(left.tobytes() == right.tobytes() for left, right in pairs)
+
+
+def bytes_of_layers(decoder: Decoder) -> list[int]:
+    """Bytes of each layer's weights as fp32, by place."""
+    stem = re.compile(rf"{re.escape(decoder.names.layers)}\.(\d+)\.")
+    sizes = dict.fromkeys(range(max(decoder.depth) + 1), 0)
+    for name, shape in parameters(decoder).items():
+        if found := stem.match(name):
+            sizes[int(found[1])] += 4 * math.prod(shape)
+    return [sizes[place] for place in range(len(decoder.depth))]

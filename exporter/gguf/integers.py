@@ -65,7 +65,7 @@ The package does not dequantize Q1_0.
 
 @dataclass(frozen=True, eq=False)
 class GgufIntegers(IntegerWeight):
-    """A matrix. moved: the file's row for each of its rows; None: as they lie."""
+    """A matrix. moved: the file's row for each of its rows; None: as they lie. factor: of all."""
 
     file: Path
     name: str
@@ -73,6 +73,7 @@ class GgufIntegers(IntegerWeight):
     kind: Kind
     block_bytes: int
     moved: NDArray[np.int64] | None = None
+    factor: float = 1.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,7 +97,7 @@ class GgufIntegers(IntegerWeight):
     def _rows(self, some: Bytes) -> IntegerRows:
         count = len(some)
         with np.errstate(invalid="ignore"):
-            parts = self.kind.parts(some.reshape(-1, self.block_bytes))
+            parts = self._scaled(self.kind.parts(some.reshape(-1, self.block_bytes)))
         for values in (parts.scales, parts.minima):
             if values is not None and not (np.abs(values) < LARGEST_SCALE).all():
                 raise UserError(
@@ -109,3 +110,9 @@ class GgufIntegers(IntegerWeight):
         assert self.form.zero is not None
         moved = q + np.uint8(self.form.zero)
         return IntegerRows(moved, scales, minima=parts.minima.reshape(count, -1))
+
+    def _scaled(self, parts: Parts) -> Parts:
+        if self.factor == 1:
+            return parts
+        minima = None if parts.minima is None else parts.minima * self.factor
+        return Parts(parts.q, parts.scales * self.factor, minima)

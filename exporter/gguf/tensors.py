@@ -5,7 +5,7 @@ transformers' processors. A tensor of plain floats that needs neither is read as
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 ROPE_FACTORS = "rope_freqs.weight"
+_FACTOR, _OF_ACTIVATIONS = "scale", "input_scale"
 _PLAIN = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 """ggml's names of the types that .safetensors files have too, and the names there."""
 _BLOCK = 1 << 20
@@ -90,7 +91,7 @@ def read_tensors(
     processor = _processor(architecture, config)
     found = {}
     for name, stored in header.tensors.items():
-        if name == ROPE_FACTORS:
+        if name == ROPE_FACTORS or _belongs_to_a_weight(name, header):
             continue
         if name not in names:
             raise UserError(
@@ -104,8 +105,34 @@ def read_tensors(
                 f"wants {list(parameters[names[name]])}",
                 ORIGINAL,
             )
-        found[names[name]] = _tensor(stored.file or header.file, name, stored, processor)
+        tensor = _tensor(stored.file or header.file, name, stored, processor)
+        found[names[name]] = _multiplied(tensor, name, header)
     return found
+
+
+def _belongs_to_a_weight(name: str, header: GgufHeader) -> bool:
+    """Whether it is a weight's factor, or that of its activations, which stay as they are."""
+    stem, _, end = name.rpartition(".")
+    return end in (_FACTOR, _OF_ACTIVATIONS) and f"{stem}.weight" in header.tensors
+
+
+def _multiplied(
+    tensor: TensorSpan | Calculated, name: str, header: GgufHeader
+) -> TensorSpan | Calculated:
+    """A weight with the one factor that NVFP4 has for all of it."""
+    stem, _, end = name.rpartition(".")
+    stored = header.tensors.get(f"{stem}.{_FACTOR}")
+    if end != "weight" or stored is None:
+        return tensor
+    values = np.empty(0, np.float32)
+    if prod(stored.shape) == 1 and _kind_name(stored.kind) in _PLAIN:
+        values = _dequantized(_raw(stored.file or header.file, stored), stored.kind).reshape(-1)
+    if not isinstance(tensor, GgufIntegers) or not values.size or not 0 < values[0] < np.inf:
+        raise UserError(
+            f"the tensor {stem}.{_FACTOR} of {header.file} is no factor of quantized weights",
+            ORIGINAL,
+        )
+    return replace(tensor, factor=float(values[0]))
 
 
 def _names(

@@ -1,20 +1,27 @@
 """Chooses the weights that a build holds as integers, and their form (`--weights`)."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
+from snapexport.exporter.integers.fitted import Inputs
 from snapexport.exporter.integers.joined import as_integers
-from snapexport.exporter.integers.parts import Weight
-from snapexport.exporter.integers.rounded import RoundedWeight, Rounding, to_nearest
+from snapexport.exporter.integers.parts import TRANSPOSED, Weight
+from snapexport.exporter.integers.rounded import RoundedWeight
 from snapexport.exporter.integers.weight import Form
 from snapexport.exporter.tensor_file import Tensor
 
 if TYPE_CHECKING:
     from snapexport.exporter.architectures import Decoder
 
-INT4 = Form(4, 32, 8)
-INT8 = Form(8, 32, 128)
+BLOCK = 64
+INT4 = Form(4, BLOCK, None)
+INT8 = Form(8, BLOCK, None)
+_SENSITIVE = "k_proj.weight", "v_proj.weight"
+"""Keys and values of few heads: all query heads of a group share their errors."""
+_FEWER = 2
+"""How many times fewer rows than columns they must have: then they are a small share of a model."""
 
 
 class Choice(Protocol):
@@ -40,24 +47,40 @@ class Kept:
 class Rounded:
     """Everything is rounded to a form, unless the checkpoint has it in as few bits.
 
-    wide: names of weights that get 8 bits in any case.
+    inputs: what layers read, where it is known.
     """
 
     form: Form
-    wide: Collection[str] = ()
-    rounding: Rounding = to_nearest
+    inputs: Mapping[str, Inputs] = field(default_factory=dict)
 
     def of(self, name: str, tensor: Tensor) -> Weight | None:
         """The integers of the checkpoint, or rounded ones."""
-        form = INT8 if name in self.wide else self.form
+        form = _form(self.form, name, tensor.shape)
         found = as_integers(tensor)
         if found and found.form.bits <= form.bits:
             return found
-        return RoundedWeight(name, tensor, form, self.rounding)
+        return RoundedWeight(name, tensor, form, self.inputs.get(name.removesuffix(TRANSPOSED)))
 
 
-def of_flag(flag: str | None, decoder: "Decoder") -> Choice:
-    """The choice of a value of `--weights`."""
+def _form(form: Form, name: str, shape: tuple[int, ...]) -> Form:
+    """The form of one weight: wide where errors weigh more than bits, narrow blocks of experts."""
+    if len(shape) > 2:
+        return replace(form, block=_block_of_experts(form.block, name, shape))
+    return INT8 if name.endswith(_SENSITIVE) and shape[0] * _FEWER <= shape[1] else form
+
+
+def _block_of_experts(largest: int, name: str, shape: tuple[int, ...]) -> int:
+    """Both stacks have one block, which divides the experts' width and the hidden size."""
+    _, rows, columns = shape
+    other = rows if "down" in name.rpartition(".")[2] else rows // 2
+    sizes = (block for block in (largest, largest // 2) if columns % block == other % block == 0)
+    return next(sizes, largest)
+
+
+def of_flag(
+    flag: str | None, decoder: "Decoder", inputs: Mapping[str, Inputs] = MappingProxyType({})
+) -> Choice:
+    """The choice of a value of `--weights`. inputs: what layers read, where it is known."""
     if flag == "keep":
         return Kept()
-    return Rounded(INT8 if flag == "int8" else INT4)
+    return Rounded(INT8 if flag == "int8" else INT4, inputs)

@@ -121,8 +121,8 @@ def test_plan_counts_the_weight_bytes_of_llama_3_1() -> None:
     assert held_bytes(LLAMA_8B, own) == 3 * 2 * 8_030_261_248
     assert held_bytes(LLAMA_8B, on_cpu) == 4 * 8_030_261_248
     int4 = dataclasses.replace(on_cpu, weights="int4")
-    matrices = (8_030_261_248 - LLAMA_8B.others) // 32 * 20
-    linear = matrices - 128256 * 4096 // 32 * 20
+    matrices = (8_030_261_248 - LLAMA_8B.others) // 128 * 73
+    linear = matrices - 128256 * 4096 // 128 * 73
     assert stored_bytes(LLAMA_8B, int4) == matrices + 4 * LLAMA_8B.others
     assert held_bytes(LLAMA_8B, int4) == stored_bytes(LLAMA_8B, int4) + 3 * linear
     assert read_bytes(LLAMA_8B, plans) == 2 * (8_030_261_248 - 128256 * 4096)

@@ -120,3 +120,31 @@ def test_matrices_are_integers_with_their_rows_moved(tmp_path: Path) -> None:
     some = next(iter(moved.rows(1 << 20)))
     expected = values(moved, 1, 1 << 20)
     np.testing.assert_array_equal(some.dequantized(moved.form), expected)
+
+
+def with_factors(value: float) -> Any:
+    def spoil(writer: GGUFWriter) -> None:
+        for end in ("scale", "input_scale"):
+            writer.add_tensor(f"blk.0.attn_q.{end}", np.array([value], np.float32))
+
+    return spoil
+
+
+def test_a_matrix_may_have_a_factor(tmp_path: Path) -> None:
+    """As NVFP4 has."""
+    query = "model.layers.0.self_attn.q_proj.weight"
+    for name in ("plain", "scaled"):
+        (tmp_path / name).mkdir()
+    file = gguf_files.make("qwen2", tmp_path / "plain", Kind.Q8_0)
+    plain = open_checkpoint(file).tensors[query]
+    file = gguf_files.make("qwen2", tmp_path / "scaled", Kind.Q8_0, spoil=with_factors(0.5))
+    scaled = open_checkpoint(file).tensors[query]
+    assert isinstance(plain, GgufIntegers) and isinstance(scaled, GgufIntegers)
+    assert np.array_equal(values(scaled, 1, 1 << 20), values(plain, 1, 1 << 20) / 2)
+
+
+@pytest.mark.parametrize("value", [np.nan, -1.0, 0.0, np.inf])
+def test_a_factor_that_is_no_positive_number_is_refused(value: float, tmp_path: Path) -> None:
+    file = gguf_files.make("qwen2", tmp_path, Kind.Q8_0, spoil=with_factors(value))
+    with pytest.raises(UserError, match=r"attn_q\.scale of .* is no factor"):
+        open_checkpoint(file)

@@ -20,10 +20,9 @@ from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.families import family_of
-from snapexport.exporter.integers import parts
+from snapexport.exporter.integers import Form, parts
 from snapexport.exporter.integers.choice import INT4, Rounded
 from snapexport.exporter.integers.marks import Marking
-from snapexport.exporter.integers.rounded import to_nearest
 from snapexport.exporter.link import Traced
 from snapexport.exporter.probe import look
 from snapexport.exporter.trace import trace_decode
@@ -39,21 +38,44 @@ from tests.oracle.families import config_of
 Array = NDArray[np.float32]
 
 
+PLAIN = Form(4, 32, 8)
+
+
 def quantize(rows: Array) -> tuple[NDArray[np.uint8], Array]:
-    """float32 [n,K] -> the stored integers [n,K/32,16] and scales [n,K/32]."""
-    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % INT4.block)))
-    found = to_nearest(padded.reshape(len(rows), -1, INT4.block), INT4)
-    q = found.q.reshape(*found.scales.shape, INT4.block)
-    return q[..., 0::2] | q[..., 1::2] << 4, found.scales
+    """float32 [n,K] -> integers around 8 [n,K/32,16] and scales [n,K/32], to the nearest."""
+    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % PLAIN.block)))
+    q, scales = plainly_rounded(padded.reshape(len(rows), -1, PLAIN.block), PLAIN)
+    return q[..., 0::2] | q[..., 1::2] << 4, scales
+
+
+def plainly_rounded(rows: Array, form: Form) -> tuple[NDArray[np.uint8], Array]:
+    """Blocks around the middle: the value of largest magnitude becomes the lowest integer."""
+    low, high = rows.min(-1), rows.max(-1)
+    scales = np.where(-low > high, low, high) / -form.middle
+    steps = np.divide(rows, scales[..., None], where=scales[..., None] != 0, out=rows * 0)
+    return np.clip(np.rint(steps) + form.middle, 0, 2 * form.middle - 1).astype(np.uint8), scales
 
 
 def dequantized(
     packed: NDArray[np.uint8], scales: Array, columns: int, zeros: Array | int = 8
 ) -> Array:
-    """The layout's definition, element by element."""
-    q = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*scales.shape, INT4.block)
+    """The layout's definition of 4 bits, element by element."""
+    q = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*scales.shape, -1)
     values = (q.astype(np.float32) - np.asarray(zeros)[..., None]) * scales[..., None]
     return values.reshape(len(packed), -1)[:, :columns]
+
+
+def weight_of(stored: dict[str, torch.Tensor], name: str, columns: int) -> torch.Tensor:
+    """A matrix of a build with zero points, in 4 or 8 bits."""
+    scales, zeros = stored[f"{name}.scales"].numpy(), stored[f"{name}.zeros"].numpy()
+    if f"{name}.int4" in stored:
+        unpacked = np.stack([zeros & 15, zeros >> 4], axis=-1).reshape(len(zeros), -1)
+        of_blocks = unpacked[:, : scales.shape[1]].astype(np.float32)
+        values = dequantized(stored[f"{name}.int4"].numpy(), scales, columns, of_blocks)
+    else:
+        q = stored[f"{name}.int8"].numpy().astype(np.float32)
+        values = ((q - zeros[..., None]) * scales[..., None]).reshape(len(q), -1)[:, :columns]
+    return torch.from_numpy(values).contiguous()
 
 
 def read_by_onnxruntime(packed: NDArray[np.uint8], scales: Array, columns: int) -> Array:
@@ -64,7 +86,7 @@ def read_by_onnxruntime(packed: NDArray[np.uint8], scales: Array, columns: int) 
         ["x", "packed", "scales"],
         ["y"],
         domain="com.microsoft",
-        **{"N": rows, "K": columns, "bits": 4, "block_size": INT4.block},
+        **{"N": rows, "K": columns, "bits": 4, "block_size": PLAIN.block},
     )
     graph = make_graph(
         [product],
@@ -85,16 +107,9 @@ def test_int4_layout_is_read_by_onnxruntime_as_defined(rows: int, columns: int, 
     packed, scales = quantize(weights)
     expected = dequantized(packed, scales, columns)
     np.testing.assert_allclose(read_by_onnxruntime(packed, scales, columns), expected, atol=1e-6)
-    step = np.repeat(np.abs(scales), INT4.block, axis=1)[:, :columns]
+    step = np.repeat(np.abs(scales), PLAIN.block, axis=1)[:, :columns]
     assert (np.abs(expected - weights) <= step * (1 + 1e-5)).all()
     assert np.abs(expected - weights).mean() <= step.mean() / 2
-
-
-def test_int4_keeps_zeros_and_the_largest_value_of_a_block_exactly() -> None:
-    weights = np.zeros((3, 64), np.float32)
-    weights[0, 5], weights[0, 40], weights[2, 63] = -3.0, 7.0, 1e-30
-    packed, scales = quantize(weights)
-    np.testing.assert_allclose(dequantized(packed, scales, 64), weights, rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -125,16 +140,7 @@ def stored(made: Build, original: dict[str, torch.Tensor]) -> dict[str, torch.Te
     found = weights_of(made)
     names = {parts.whole(part) for part in found if parts.whole(part) != part}
     assert names == {n for n in original if "norm" not in n}
-    return {
-        name: torch.from_numpy(
-            dequantized(
-                found[f"{name}.int4"].numpy(),
-                found[f"{name}.scales"].numpy(),
-                original[name].shape[1],
-            )
-        ).contiguous()
-        for name in names
-    }
+    return {name: weight_of(found, name, original[name].shape[1]) for name in names}
 
 
 def logits(checkpoint: Path, prompt: list[int]) -> Array:
@@ -233,7 +239,7 @@ def test_int4_build_quantizes_experts_and_no_router(
     files = {Path(one.file).name for one in made.manifest.weights if "layers.0.mlp" in one.file}
     stem = "model.layers.0.mlp"
     stacks = {f"{stem}.experts.{name}" for name in ("gate_up", "down")}
-    expected = {f"{name}.{part}" for name in stacks for part in ("int4", "scales")}
+    expected = {f"{name}.{part}" for name in stacks for part in ("int4", "scales", "zeros")}
     assert files == {f"{name}.safetensors" for name in expected | {f"{stem}.gate.weight"}}
     flags = ["--lengths", "20", "--steps", "4", "--json"]
     assert main(["diff", str(made.directory), "--model", str(model), *flags]) == 0
@@ -250,11 +256,10 @@ def test_int4_build_of_gpt2_equals_transformers_with_the_rounded_weights(tmp_pat
     names = {parts.whole(part) for part in stored if parts.whole(part) != part}
     assert len(names) == 14
     for name in names:
-        packed, scales = (stored[name + end].numpy() for end in (".int4", ".scales"))
         original = kept[name.removesuffix(".transposed")]
         is_turned = name.endswith(".transposed")
         columns = original.shape[0 if is_turned else 1]
-        values = torch.from_numpy(dequantized(packed, scales, columns))
+        values = weight_of(stored, name, columns)
         original.copy_(values.T if is_turned else values)
     rounded = tmp_path / "rounded"
     rounded.mkdir()
@@ -305,6 +310,6 @@ def test_int4_build_stores_no_matrix_in_two_forms(int4_build: Build, checkpoint:
     }
     wholes = load_file(checkpoint / "model.safetensors").keys() & names
     assert all("norm" in name for name in wholes)
-    quantized = {name for name in names if name.endswith((".int4", ".scales"))}
+    quantized = {name for name in names if parts.whole(name) != name}
     assert names == wholes | quantized
     assert not {parts.whole(name) for name in quantized} & wholes

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from snapexport.exporter.architectures import ExpertForm
 from snapexport.exporter.derived.experts import unstacked_experts
-from tests.exporter.test_integers import dequantized
+from snapexport.exporter.integers import parts
+from snapexport.exporter.integers.read import dequantized
 from tests.oracle import cases, drafts
 from tests.oracle.cases import CACHED, LOGITS, Case
 from tests.oracle.compare import assert_logits
@@ -173,15 +174,9 @@ def test_drafts_of_4_bit_weights_are_those_of_the_rounded_weights(tmp_path: Path
 def with_rounded_layer(checkpoint: Path, made: Path, out: Path) -> Path:
     """The checkpoint, with the weights of the layer and of the head as a build holds them."""
     files = sorted((made / "weights").iterdir())
-    parts = {name: one.numpy() for file in files for name, one in load_file(file).items()}
-    found = {}
-    for name, packed in parts.items():
-        if name.endswith(".int4"):
-            scales = parts[name.removesuffix(".int4") + ".scales"]
-            rows = packed.reshape(-1, scales.shape[-1], 16), scales.reshape(-1, scales.shape[-1])
-            columns = 32 * scales.shape[-1]
-            values = dequantized(*rows, columns).reshape(*scales.shape[:-1], columns)
-            found[name.removesuffix(".int4")] = torch.from_numpy(values.astype(np.float32))
+    stored = {name: one for file in files for name, one in load_file(file).items()}
+    rounded = {parts.whole(name) for name in stored if parts.whole(name) != name}
+    found = {name: one for name, one in dequantized(stored).items() if name in rounded}
     tensors = load_file(checkpoint / "model.safetensors")
     found |= unstacked_experts(found, ExpertForm())
     for name in tensors:

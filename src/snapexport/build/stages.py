@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 
 from snapexport.build.graph_files import Traces, finished_graphs, write_graph
+from snapexport.build.layer_inputs import layer_inputs
 from snapexport.build.progress import Progress
 from snapexport.build.ranks import place_ranks, write_ranks
 from snapexport.build.resolved import ResolvedBuild
@@ -60,7 +61,7 @@ def trace_model(
     """Trace all graphs, place the weights in `directory`, and link the traces to them."""
     options = resolved.options
     traced = _traced(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
-    checkpoint, traced, integers = _quantized(resolved, traced)
+    checkpoint, traced, integers = _quantized(resolved, traced, progress)
     read = {tensor for trace in traced.values() for tensor in trace.sources.values()}
     for text in told.notes(checkpoint.tensors, read, integers, options.dtype):
         progress.note(text)
@@ -106,7 +107,7 @@ def _traced(
 
 
 def _quantized(
-    resolved: ResolvedBuild, traced: dict[GraphName, Traced]
+    resolved: ResolvedBuild, traced: dict[GraphName, Traced], progress: Progress
 ) -> tuple[Checkpoint, dict[GraphName, Traced], dict[str, Weight]]:
     """The checkpoint and the traces as `--weights` changes them, and the weights as integers."""
     checkpoint, options = resolved.checkpoint, resolved.options
@@ -115,7 +116,7 @@ def _quantized(
     if not options.holds_integers:
         return checkpoint, traced, {}
     decoder = resolved.decoder
-    chosen = choice.of_flag(options.weights, decoder)
+    chosen = choice.of_flag(options.weights, decoder, layer_inputs(resolved, progress))
     with_experts = capabilities(options.target).integer_experts
     marking = Marking(checkpoint.tensors, chosen, decoder.embedding, with_experts)
     return (

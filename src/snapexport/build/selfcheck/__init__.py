@@ -9,7 +9,7 @@ shows in the logits.
 from snapexport.build.progress import Progress
 from snapexport.build.resolved import ResolvedBuild
 from snapexport.build.selfcheck.check import check
-from snapexport.build.selfcheck.cost import Cost, bytes_of_layers
+from snapexport.build.selfcheck.cost import Cost
 from snapexport.build.selfcheck.places import compared_places, fewest_places
 from snapexport.build.selfcheck.sample import sample_of
 from snapexport.build.selfcheck.sizes import Sizes
@@ -17,6 +17,7 @@ from snapexport.build.selfcheck.stand_in import require_same_parts, stand_in
 from snapexport.build.staging import scratch
 from snapexport.contract.sizes import spelled
 from snapexport.contract.verified import Verified
+from snapexport.exporter import shapes
 from snapexport.exporter.architectures import is_held
 
 
@@ -33,7 +34,7 @@ def verified(resolved: ResolvedBuild, progress: Progress) -> Verified | None:
 def verify(resolved: ResolvedBuild, progress: Progress) -> Verified:
     """Compare, whatever the family: layers of the checkpoint, or a small model of its config."""
     decoder = resolved.decoder
-    nbytes = bytes_of_layers(decoder)
+    nbytes = shapes.bytes_of_layers(decoder)
     places = compared_places(decoder, nbytes)
     with scratch(resolved.options.out) as directory:
         if places:

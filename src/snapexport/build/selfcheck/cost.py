@@ -4,18 +4,13 @@ Measured on SmolLM3-3B's shapes, four layers of 300 MiB, two cores: 14 s and 4.1
 are files in memory that the system takes back when it needs them.
 """
 
-import math
-import re
 from dataclasses import dataclass
 
 from snapexport.contract.sizes import size, spelled
-from snapexport.exporter import shapes
-from snapexport.exporter.architectures import Decoder
 
 MOST_BYTES = 5 << 30
 """Memory that a self-check takes at most."""
 
-_FP32 = 4
 _COPIES = 3
 """Of the weights: the checkpoint's, transformers', and the graphs'."""
 _FIXED_BYTES, _FIXED_SECONDS = 700 << 20, 7.0
@@ -40,13 +35,3 @@ class Cost:
 
     def __str__(self) -> str:
         return f"about {self.seconds:.0f} s, {spelled(self.nbytes)}"
-
-
-def bytes_of_layers(decoder: Decoder) -> list[int]:
-    """Bytes of each layer's weights as fp32, by place."""
-    stem = re.compile(rf"{re.escape(decoder.names.layers)}\.(\d+)\.")
-    sizes = dict.fromkeys(range(max(decoder.depth) + 1), 0)
-    for name, shape in shapes.parameters(decoder).items():
-        if found := stem.match(name):
-            sizes[int(found[1])] += _FP32 * math.prod(shape)
-    return [sizes[place] for place in range(len(decoder.depth))]
