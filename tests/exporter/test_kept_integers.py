@@ -189,9 +189,9 @@ class Noted(Silent):
     ("flags", "expected"),
     [
         ({}, []),
-        ({"target": "portable"}, ["16 matrices are dequantized to fp32, integers in"]),
-        ({"weights": "dequantize"}, ["16 matrices are dequantized to fp32, integers in"]),
-        ({"weights": "int4"}, ["16 matrices are rounded a second time: the checkpoint has"]),
+        ({"target": "portable"}, ["are dequantized to fp32, integers in the checkpoint"]),
+        ({"weights": "dequantize"}, ["are dequantized to fp32, integers in the checkpoint"]),
+        ({"weights": "int4"}, ["are rounded a second time: the checkpoint has integers in"]),
         ({"weights": "int8"}, []),
     ],
 )
@@ -204,4 +204,4 @@ def test_what_becomes_of_integers_is_told(
     options: dict[str, Any] = {"L_max": 64, "prefill_chunk": 32, "policy": "full"}
     build(file, tmp_path / "b", progress=noted, **options | flags)
     assert len(noted.notes) == len(expected)
-    assert all(note.startswith(one) for note, one in zip(noted.notes, expected, strict=True))
+    assert all(one in note for note, one in zip(noted.notes, expected, strict=True))

@@ -316,7 +316,7 @@ def test_the_default_backend_is_tensorrt_only_for_builds_with_engines(
         (
             {"backend": "cuda"},
             "no backend 'cuda'",
-            "choose from onnxruntime, onnxruntime-cuda, tensorrt",
+            "choose from onnxruntime, onnxruntime-cuda, openvino, tensorrt",
         ),
         ({"threads": 2}, "--threads 2 is not supported with --backend tensorrt", "leave it out"),
         (
