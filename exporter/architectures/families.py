@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 class InGguf:
     """How GGUF files have an architecture.
 
-    name: in their metadata. only: {key of the metadata, without the name: the one value that is
-    read}, for what transformers takes for given.
+    name: in their metadata. spaced: whether a text gets a leading space, if a file doesn't say.
+    only: {key of the metadata, without the name: the one value that is read}, for what transformers
+    takes for given.
     """
 
     name: str
+    spaced: bool = True
     only: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -24,8 +26,8 @@ class InGguf:
 class Family:
     """One family of decoders.
 
-    name: the class in config.json. model_type: of transformers' config. quantized: methods in which
-    its checkpoints are published, and read. mtp: checkpoints may have a layer for multi-token
+    name: the class in config.json. model_type: of transformers' config. quantized: methods that
+    only such families are read in. mtp: checkpoints may have a layer for multi-token
     prediction after the last one. gguf: None if GGUF files don't have it under a name of its own.
     """
 
@@ -36,6 +38,9 @@ class Family:
     gguf: InGguf | None = None
 
 
+PIECES, MERGED_PIECES = "llama", "gemma4"
+"""llama.cpp's names of SentencePiece's tokenizers, by scores and by merges."""
+
 _GEMMA3_ONLY = {
     # Files don't say how scores are scaled: for heads of 256 it is by 256 in all models.
     "attention.key_length": 256,
@@ -45,17 +50,17 @@ _GEMMA3_ONLY = {
 
 _HELD = (
     Family(name="DeepseekV2ForCausalLM", model_type="deepseek_v2"),
-    Family(name="DeepseekV3ForCausalLM", model_type="deepseek_v3", quantized=("fp8",), mtp=True),
+    Family(name="DeepseekV3ForCausalLM", model_type="deepseek_v3", mtp=True),
     Family(
         name="Gemma2ForCausalLM",
         model_type="gemma2",
         # Files don't say how scores are scaled: for heads of 256 it is by 256 in all models.
-        gguf=InGguf(name="gemma2", only={"attention.key_length": 256}),
+        gguf=InGguf(name="gemma2", spaced=False, only={"attention.key_length": 256}),
     ),
     Family(
         name="Gemma3ForCausalLM",
         model_type="gemma3_text",
-        gguf=InGguf(name="gemma3", only=_GEMMA3_ONLY),
+        gguf=InGguf(name="gemma3", spaced=False, only=_GEMMA3_ONLY),
     ),
     Family(name="GptOssForCausalLM", model_type="gpt_oss", quantized=("mxfp4",)),
     Family(name="LlamaForCausalLM", model_type="llama", gguf=InGguf(name="llama")),
@@ -65,10 +70,9 @@ _HELD = (
     Family(
         name="Qwen3ForCausalLM",
         model_type="qwen3",
-        quantized=("fp8",),
         gguf=InGguf(name="qwen3"),
     ),
-    Family(name="Qwen3MoeForCausalLM", model_type="qwen3_moe", quantized=("fp8",)),
+    Family(name="Qwen3MoeForCausalLM", model_type="qwen3_moe"),
 )
 HELD = {family.model_type: family for family in _HELD}
 """model_type -> the family. Tests hold these, so a build need not verify them by itself."""

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from snapexport.exporter.architectures.families import MERGED_PIECES
 from snapexport.exporter.gguf import lists
 from snapexport.exporter.gguf.end_tokens import end_tokens
 from snapexport.exporter.gguf.keys import TOKENIZER
 from snapexport.exporter.gguf.vocabulary import (
     CONTROL,
-    MERGED_PIECES,
     UNKNOWN,
     USER_DEFINED,
     Vocabulary,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from snapexport.errors import UserError
+from snapexport.exporter.architectures.families import HELD, MERGED_PIECES, PIECES
 from snapexport.exporter.gguf import lists
 from snapexport.exporter.gguf.cursor import Listed, Value
 from snapexport.exporter.gguf.header import DOWNLOAD_AGAIN, GgufHeader
@@ -19,9 +20,8 @@ from snapexport.exporter.gguf.keys import ORIGINAL, TOKENIZER, own_metadata
 from snapexport.exporter.gguf.splits import SPLITTINGS, Splitting
 
 TOKENS = f"{TOKENIZER}.ggml.tokens"
-BYTE_LEVEL, PIECES, MERGED_PIECES = "gpt2", "llama", "gemma4"
-"""llama.cpp's names of tokenizers: with a letter for each byte, and SentencePiece's by scores or by
-merges."""
+BYTE_LEVEL = "gpt2"
+"""llama.cpp's name of tokenizers with a letter for each byte."""
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Kinds of tokens."""
 _APPLIED = {
@@ -144,9 +144,11 @@ class Vocabulary:
 
     @property
     def begins_with_space(self) -> bool:
-        """Whether a text gets a leading space. Gemma's never do."""
-        is_gemma = str(self.header.metadata.get("general.architecture")).startswith("gemma")
-        return self.flag("add_space_prefix", not is_gemma)
+        """Whether a text gets a leading space."""
+        named = self.header.metadata.get("general.architecture")
+        forms = (family.gguf for family in HELD.values() if family.gguf)
+        usual = next((form.spaced for form in forms if form.name == named), True)
+        return self.flag("add_space_prefix", usual)
 
 
 def unusable(header: GgufHeader, why: str, hint: str = DOWNLOAD_AGAIN) -> UserError:

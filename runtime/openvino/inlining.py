@@ -77,7 +77,8 @@ class _Call:
             found.add(Node.INPUT, self._name(name))
         for name in node.texts(Node.OUTPUT):
             found.add(Node.OUTPUT, self._name(name))
-        found.add(Node.NAME, self._prefix + node.text(Node.NAME))
+        if name := node.text(Node.NAME):
+            found.add(Node.NAME, self._prefix + name)
         for attribute in node.messages(Node.ATTRIBUTE):
             if value := self._value(attribute):
                 found.add(Node.ATTRIBUTE, value)

@@ -60,7 +60,11 @@ def select(
     }
     sizes = asdict(place) | {"K": [place.K], "pool_kernel": [1, kernel]}
     (kept,) = run("SnapKVSelect", feeds, sizes | {"scale": key.shape[2] ** -0.5}, options)
-    return [[position for position in head if position >= 0] for head in kept[0].tolist()]
+    found = [[position for position in head if position >= 0] for head in kept[0].tolist()]
+    if place.is_whole(key.shape[1]):  # all are held, and none has to be chosen
+        assert not any(found)
+        return [[*range(place.L_sink, key.shape[1] - place.L_recent)]] * len(found)
+    return found
 
 
 def ours(vote: Golden, L_sink: int = 0, **changes: str) -> list[list[int]]:

@@ -180,8 +180,9 @@ def with_rounded_layer(checkpoint: Path, made: Path, out: Path) -> Path:
     tensors = load_file(checkpoint / "model.safetensors")
     found |= unstacked_experts(found, ExpertForm())
     for name in tensors:
-        if name in found and (name == "lm_head.weight" or ".layers.3." in name):
-            tensors[name] = found[name][..., : tensors[name].shape[-1]].contiguous()
+        source = "model.embed_tokens.weight" if "embed_tokens" in name else name
+        if source in found and (".layers.3." in name or ".layers." not in name):
+            tensors[name] = found[source][..., : tensors[name].shape[-1]].clone()
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     (out / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     return out

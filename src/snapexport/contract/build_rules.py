@@ -147,6 +147,14 @@ def _cache_dtypes() -> str:
     )
 
 
+def _integer_dtypes() -> str:
+    return "; ".join(
+        f"--target {name} --dtype {' or '.join(record.integer_dtypes)}"
+        for name, record in TARGETS.items()
+        if record.integer_dtypes
+    )
+
+
 BUILD_RULES: tuple[Rule, ...] = (
     # Weights.
     Rule(
@@ -160,7 +168,7 @@ BUILD_RULES: tuple[Rule, ...] = (
         INTEGERS,
         _targets(lambda target, f: f.get("dtype") not in target.integer_dtypes, " --dtype {dtype}"),
         "",
-        f"use --target {targets_with('integer_dtypes')} with --dtype fp32 or fp16",
+        f"use one of these: {_integer_dtypes()}",
     ),
     Rule(
         SHARED,

@@ -52,6 +52,11 @@ def resolved(request: PlanRequest, model: PlannedModel) -> PlanRequest:
             "--weights fp8 keeps fp8 weights as they are, and the checkpoint has none",
             "leave it out, or plan for a checkpoint that is published in fp8",
         )
+    if request["weights"] == "keep" and "keep" not in model.forms:
+        raise UserError(
+            "--weights keep stores integers as the checkpoint has them, and it has none",
+            "leave it out; int8 or int4 round floats to integers",
+        )
     return _with_kept_integers(_with_dtype(request, model), model)
 
 
