@@ -1,6 +1,6 @@
 """Chooses the weights that a build holds as integers, and their form (`--weights`)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -22,6 +22,9 @@ _SENSITIVE = "k_proj.weight", "v_proj.weight"
 """Keys and values of few heads: all query heads of a group share their errors."""
 _FEWER = 2
 """How many times fewer rows than columns they must have: then they are a small share of a model."""
+
+_DEEP = 16
+"""Layers from which on four down projections are a small share."""
 
 
 class Choice(Protocol):
@@ -47,15 +50,16 @@ class Kept:
 class Rounded:
     """Everything is rounded to a form, unless the checkpoint has it in as few bits.
 
-    inputs: what layers read, where it is known.
+    inputs: what layers read, where it is known. wide: weights that get 8 bits in any case.
     """
 
     form: Form
     inputs: Mapping[str, Inputs] = field(default_factory=dict)
+    wide: Collection[str] = ()
 
     def of(self, name: str, tensor: Tensor) -> Weight | None:
         """The integers of the checkpoint, or rounded ones."""
-        form = _form(self.form, name, tensor.shape)
+        form = INT8 if name in self.wide else _form(self.form, name, tensor.shape)
         found = as_integers(tensor)
         if found and found.form.bits <= form.bits:
             return found
@@ -83,4 +87,11 @@ def of_flag(
     """The choice of a value of `--weights`. inputs: what layers read, where it is known."""
     if flag == "keep":
         return Kept()
-    return Rounded(INT8 if flag == "int8" else INT4, inputs)
+    return Rounded(INT8, inputs) if flag == "int8" else Rounded(INT4, inputs, _outer(decoder))
+
+
+def _outer(decoder: "Decoder") -> list[str]:
+    """Down projections of a deep model's first and last layers: they write its largest values."""
+    count = len(decoder.layers)
+    places = (0, 1, count - 2, count - 1) if count >= _DEEP else ()
+    return [f"{decoder.names.layers}.{place}.mlp.down_proj.weight" for place in places]

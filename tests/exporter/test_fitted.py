@@ -1,5 +1,8 @@
 """Rounding by search and by what layers read: its error against plain rounding's, and edges."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,7 +11,7 @@ from numpy.typing import NDArray
 
 from snapexport.errors import UserError
 from snapexport.exporter.integers import Form
-from snapexport.exporter.integers.choice import INT4, INT8, Rounded
+from snapexport.exporter.integers.choice import INT4, INT8, Rounded, of_flag
 from snapexport.exporter.integers.fitted import Inputs, fitted
 from snapexport.exporter.integers.weight import IntegerRows
 from snapexport.exporter.tensor_file import Calculated
@@ -133,6 +136,17 @@ def test_int4_has_a_form_by_name_and_shape(
     weight = Rounded(INT4).of(name, Zeros(shape))
     assert weight is not None
     assert (weight.form.bits, weight.form.block, weight.form.zero) == (bits, block, None)
+
+
+@pytest.mark.parametrize(("layers", "wide"), [(15, []), (16, [0, 1, 14, 15])])
+def test_int4_of_deep_models_has_outer_down_projections_of_8_bits(
+    layers: int, wide: list[int]
+) -> None:
+    decoder: Any = SimpleNamespace(layers=range(layers), names=SimpleNamespace(layers="m.layers"))
+    chosen = of_flag("int4", decoder)
+    names = [f"m.layers.{place}.mlp.down_proj.weight" for place in range(layers)]
+    made = [chosen.of(name, Zeros((64, 128))) for name in names]
+    assert [place for place, one in enumerate(made) if one and one.form.bits == 8] == wide
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -141,8 +141,6 @@ def narrow() -> Iterator[str]:
     names = {
         "fp32": "fp32",
         "`--cache-dtype int8`": "int8",
-        "`--weights int4`": "int4",
-        "both": "int4_int8",
     }
     files = {way: report("quality", f"real_model_narrow_{name}") for way, name in names.items()}
     least = found(files["fp32"]["continuations"], system="full")["nll"]
@@ -150,6 +148,14 @@ def narrow() -> Iterator[str]:
         full = found(file["continuations"], system="full")
         ours = [found(file["continuations"], system="snapstream", slots=n) for n in (1024, 256)]
         yield line(way, *(nats(row["nll"] - least) for row in (full, *ours)))
+
+
+def rounding() -> Iterator[str]:
+    """Nats lost a token by rounded weights, with the standard error."""
+    for row in report("quality", "rounding_smollm2")["rows"]:
+        loss, error = nats(round(row["nats"], 3)), nats(row["nats_se"])
+        name, bits = row["rounding"], f"{row['bits_per_weight']:.2f}"
+        yield line(name, bits, f"{loss} ({error})", nats(row["kl"]))
 
 
 def options() -> Iterator[str]:
@@ -211,6 +217,7 @@ TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "needles": ("quality.md", lambda: answered(NEEDLES, {})),
     "question after compression": ("quality.md", lambda: answered(AFTER, PSEUDO)),
     "narrow dtypes": ("quality.md", narrow),
+    "rounded weights": ("quality.md", rounding),
     "options": ("quality.md", options),
     "retrieval": ("quality.md", retrieval),
     "text by budget": ("how-to/choose.md", text_by_budget),
