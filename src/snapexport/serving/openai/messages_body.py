@@ -88,14 +88,16 @@ class Prompt(Strict):
         # As Anthropic's models do, the answer goes on from a last message of the assistant's.
         goes_on = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
         thinks = self.thinking and {"enable_thinking": self.thinking.type != "disabled"}
+        choice = self.tool_choice
+        asked = "disable_parallel_tool_use" in choice.model_fields_set
         return {
             "model": self.model,
             "messages": messages,
             "add_generation_prompt": not goes_on,
             "continue_final_message": goes_on,
             "tools": [_tool(tool) for tool in self.tools],
-            "tool_choice": _choice(self.tool_choice),
-            "parallel_tool_calls": not self.tool_choice.disable_parallel_tool_use,
+            "tool_choice": _choice(choice),
+            **({"parallel_tool_calls": not choice.disable_parallel_tool_use} if asked else {}),
             "chat_template_kwargs": thinks,
             "reasoning_effort": self.output_config.effort,
             "response_format": _response_format(self.output_config.format),

@@ -122,7 +122,9 @@ def _ended(model: Model, body: ChatRequest, params: SamplingParams) -> SamplingP
 def _calls(model: Model, body: ChatRequest) -> StructuredOutputs:
     """The form of an answer that is a call of a named tool, or calls. Raises ApiError."""
     tools = body.forced_tools
-    several = body.tool_choice == "required" and body.parallel_tool_calls
+    # Small models don't end a list of calls: several are for clients that ask for them.
+    asked = body.parallel_tool_calls and "parallel_tool_calls" in body.model_fields_set
+    several = body.tool_choice == "required" and asked
     strict = [tool.function.name for tool in tools if tool.function.strict]
     with client_errors("tools"):
         grammar = model.output_format.grammar(schemas(tools), strict, model.added_tokens, several)

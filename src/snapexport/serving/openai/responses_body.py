@@ -103,7 +103,6 @@ class ResponsesRequest(Strict):
             "messages": system + messages_of(self.input),
             "tools": [_tool(index, tool) for index, tool in enumerate(self.tools)],
             "tool_choice": _choice(self.tool_choice),
-            "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": _response_format(self.text.format),
             "reasoning_effort": self.reasoning.effort,
             "max_tokens": self.max_output_tokens,
@@ -112,6 +111,8 @@ class ResponsesRequest(Strict):
             "top_k": self.top_k,
             "prompt_cache_key": self.prompt_cache_key,
         }
+        if "parallel_tool_calls" in self.model_fields_set:
+            given["parallel_tool_calls"] = self.parallel_tool_calls
         return checked(ChatRequest, given)
 
 
