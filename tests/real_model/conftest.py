@@ -24,13 +24,12 @@ def gguf_file(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def build(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> "Build":
-    """Sinks and ring hold 130 positions. The baseline graphs have the full cache."""
+    """The baseline graphs have the full cache. Weights are fp32: products of integers round."""
     from snapexport.build import build
 
     out = tmp_path_factory.mktemp("real-model") / "smollm2.build"
-    return build(
-        gguf_file, out, L_max=512, kv_budget=256, batch=1, prefill_chunk=128, baseline=True
-    )
+    options: dict[str, Any] = {"kv_budget": 256, "batch": 1, "prefill_chunk": 128}
+    return build(gguf_file, out, L_max=512, **options, baseline=True, weights="dequantize")
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from snapexport.contract.packed import (
     folder,
     processor,
 )
-from snapexport.errors import UserError, needs_extra
+from snapexport.errors import UserError
 from snapexport.files.whole import locked, sha256_of, write_whole
 
 _PAGE = 4096
@@ -69,8 +69,7 @@ def pack(
 def _packed(
     build: Build, graphs: Iterable[GraphName], target: Path, progress: Progress
 ) -> PackedGraphs:
-    with needs_extra("cpu"):
-        import onnxruntime
+    from snapexport.runtime.ort.session import version
 
     # Without its record a folder is not used: that is written last, and removed first.
     (target / RECORD).unlink(missing_ok=True)
@@ -83,7 +82,7 @@ def _packed(
             progress.stage(f"packing {name}")
             _pack_graph(build.graph(name), target / f"{name}.onnx", pool)
     record = PackedGraphs(
-        version=onnxruntime.__version__,
+        version=version(),
         processor=processor(),
         graphs={
             name: PackedGraph(
