@@ -109,6 +109,9 @@ def _states(small: Any, layers: str) -> list[list[Tensor]]:
         return [states[..., order.argsort(), :] for states in seen]
 
     ascending = torch.arange(MANY)
+    # The first run of a process is not kept: in one of six, PyTorch 2.13 calculates it less exactly
+    # on two threads (by 5e-4 in the first layer), and the others alike to the last bit.
+    run(ascending, None)
     counted = run(ascending, None)
     scale_by_positions(small)
     return [run(ascending, ascending[None]), run(mixed, mixed[None]), counted]
