@@ -26,13 +26,15 @@ pytestmark = [
 
 CUT = Case("llama-cut", tensor_parallel=2)
 STEPS = 20
+# A process leaves its id as a file's name: mpiexec may join the lines that two processes print.
 CODE = """
-import json, os, sys, time
+import json, os, pathlib, sys
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
-print(os.getpid(), flush=True)
-llm = LLM(sys.argv[1], threads=1)
-print("open", flush=True)
+ids = pathlib.Path(sys.argv[4])
+(ids / str(os.getpid())).touch()
+llm = LLM(sys.argv[1], threads=1)  # only the first rank's call returns
+(ids / "open").touch()
 params = SamplingParams(max_tokens=int(sys.argv[3]), ignore_eos=True)
 print(json.dumps(llm.generate(json.loads(sys.argv[2]), params)[0].token_ids))
 """
@@ -41,11 +43,13 @@ print(json.dumps(llm.generate(json.loads(sys.argv[2]), params)[0].token_ids))
 OVER_BATCH = Case("deepseek-v3-cut", tensor_parallel=2, batch=4, data_parallel_attention=True)
 
 
-def started(ranks: int, prompt: list[int], steps: int, case: Case = CUT) -> "subprocess.Popen[str]":
+def started(
+    ranks: int, ids: Path, prompt: list[int], steps: int, case: Case = CUT
+) -> "subprocess.Popen[str]":
     assert MPIEXEC
     program = [sys.executable, "-c", CODE, str(cases.built(case).directory)]
     return subprocess.Popen(
-        [MPIEXEC, "-n", str(ranks), *program, json.dumps([prompt]), str(steps)],
+        [MPIEXEC, "-n", str(ranks), *program, json.dumps([prompt]), str(steps), str(ids)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -53,20 +57,22 @@ def started(ranks: int, prompt: list[int], steps: int, case: Case = CUT) -> "sub
 
 
 @pytest.mark.parametrize("case", [CUT, OVER_BATCH], ids=str)
-def test_ranks_under_mpi_have_the_tokens_of_one_process(case: Case) -> None:
+def test_ranks_under_mpi_have_the_tokens_of_one_process(case: Case, tmp_path: Path) -> None:
     prompt = list(cases.prompt(77))
-    out, err = started(2, prompt, STEPS, case).communicate(timeout=100)
+    out, err = started(2, tmp_path, prompt, STEPS, case).communicate(timeout=100)
     params = SamplingParams(max_tokens=STEPS, ignore_eos=True)
     one = cases.built(Case(case.checkpoint)).directory
     alone = LLM(one, threads=1).generate([prompt], params)
     assert json.loads(out.splitlines()[-1]) == list(alone[0].token_ids), err
 
 
-def test_a_killed_rank_ends_all_processes_of_mpi() -> None:
-    process = started(2, list(cases.prompt(77)), 900)
-    assert process.stdout
-    one, other = (int(process.stdout.readline()) for _ in range(2))
-    assert process.stdout.readline() == "open\n"
+def test_a_killed_rank_ends_all_processes_of_mpi(tmp_path: Path) -> None:
+    process = started(2, tmp_path, list(cases.prompt(77)), 900)
+    opened = tmp_path / "open"
+    end = time.monotonic() + 60
+    while not opened.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    one, other = (int(path.name) for path in tmp_path.iterdir() if path != opened)
     os.kill(one, signal.SIGKILL)
     process.wait(20)
     assert process.returncode != 0
@@ -76,8 +82,8 @@ def test_a_killed_rank_ends_all_processes_of_mpi() -> None:
     assert not Path(f"/proc/{other}").exists()
 
 
-def test_another_number_of_processes_is_refused() -> None:
-    process = started(3, [5, 6], 2)
+def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+    process = started(3, tmp_path, [5, 6], 2)
     _, err = process.communicate(timeout=100)
     assert process.returncode != 0
     assert "MPI started 3 processes, and the build has 2 ranks" in err
