@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from snapexport.graphs.passes.base import SurgeryError, int64s, node
+from snapexport.graphs.passes.base import int64s, node
+from snapexport.graphs.targets.chunk_products import Nodes
+from snapexport.graphs.targets.chunked_recurrence import ChunkedRecurrence
 from snapexport.graphs.targets.composed_attention import scaled
 from snapexport.graphs.targets.linear_parts import LinearParts, linear_attentions
 
@@ -18,10 +20,12 @@ class ComposedLinearAttention:
     """Replaces every marker of linear attention."""
 
     def apply(self, graph: gs.Graph) -> None:
+        nodes = Nodes(graph)
         for parts in linear_attentions(graph):
             if parts.tokens > 1:
-                raise SurgeryError("several tokens at once")
-            _step(graph, parts)
+                ChunkedRecurrence(nodes, parts).write()
+            else:
+                _step(graph, parts)
 
 
 def _step(graph: gs.Graph, parts: LinearParts) -> None:
