@@ -24,6 +24,7 @@ from snapexport.graphs.targets.sink_attention import AttentionBesideExperts, Sin
 from snapexport.graphs.targets.skip_norm import SkipNorm
 from snapexport.graphs.targets.standard_attention import StandardAttention
 from snapexport.graphs.targets.tensorrt import (
+    Dequantized,
     LinearGemm,
     MaskedAttention,
     VotesInTurn,
@@ -39,6 +40,7 @@ _COMPILED: tuple[Pass, ...] = (
     LatentAttention(),
     AttentionBesideExperts(),
     MaskedAttention(),
+    Dequantized(),
     ComposedExperts(every_block=True),
     LinearGemm(),
     VotesInTurn(),
