@@ -26,7 +26,7 @@ from snapexport.graphs.targets.composed_attention import scaled
 from snapexport.graphs.targets.linear_parts import LinearParts
 
 LARGEST = 64
-"""Tokens of a sub-chunk."""
+"""Most tokens of a sub-chunk."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,12 @@ class ChunkedRecurrence:
 
     nodes: Nodes
     parts: LinearParts
+    largest: int
 
     @property
     def count(self) -> int:
         """N."""
-        return -(-self.parts.tokens // LARGEST)
+        return -(-self.parts.tokens // self.largest)
 
     @property
     def rows(self) -> int:

@@ -10,20 +10,27 @@ import onnx_graphsurgeon as gs
 
 from snapexport.graphs.passes.base import int64s, node
 from snapexport.graphs.targets.chunk_products import Nodes
-from snapexport.graphs.targets.chunked_recurrence import ChunkedRecurrence
+from snapexport.graphs.targets.chunked_recurrence import LARGEST, ChunkedRecurrence
 from snapexport.graphs.targets.composed_attention import scaled
 from snapexport.graphs.targets.linear_parts import LinearParts, linear_attentions
 
 
 @dataclass(frozen=True)
 class ComposedLinearAttention:
-    """Replaces every marker of linear attention."""
+    """Replaces every marker of linear attention.
+
+    rows: most tokens of a sub-chunk with a beta. A CPU is faster with fewer: the triangular system
+    grows with their square.
+    """
+
+    rows: int = LARGEST
 
     def apply(self, graph: gs.Graph) -> None:
         nodes = Nodes(graph)
         for parts in linear_attentions(graph):
             if parts.tokens > 1:
-                ChunkedRecurrence(nodes, parts).write()
+                rows = LARGEST if parts.beta is None else self.rows
+                ChunkedRecurrence(nodes, parts, rows).write()
             else:
                 _step(graph, parts)
 

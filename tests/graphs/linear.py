@@ -1,4 +1,4 @@
-"""Linear attention with a state, one token after the other in float64, and graphs of its marker."""
+"""Graphs of linear attention and convolutions with a state, and the recurrence in float64."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from snapexport.contract.targets import Target
 from snapexport.graphs.markers import CACHE_DOMAIN, LINEAR_ATTENTION
 from snapexport.graphs.passes.base import node
+from snapexport.graphs.passes.causal_conv import causal_conv
 from snapexport.graphs.targets import TARGET_PASSES
 
 Array = NDArray[Any]
@@ -81,4 +82,14 @@ def graph_of(inputs: dict[str, Array], target: Target) -> gs.Graph:
     node(graph, LINEAR_ATTENTION, given, [output, present], domain=CACHE_DOMAIN, **attributes)
     for one in TARGET_PASSES[target]:
         one.apply(graph)
+    return graph
+
+
+def conv_graph(inputs: dict[str, Array]) -> gs.Graph:
+    """A graph of one convolution: of x, weight, past, and what there is of bias and valid."""
+    tensors = {name: gs.Variable(name, one.dtype, one.shape) for name, one in inputs.items()}
+    present = gs.Variable("present", inputs["past"].dtype, inputs["past"].shape)
+    graph = gs.Graph(inputs=list(tensors.values()), opset=24)
+    states = [tensors["x"], tensors["weight"], tensors.get("bias"), tensors["past"]]
+    graph.outputs = [causal_conv(graph, *states, tensors.get("valid"), present), present]
     return graph

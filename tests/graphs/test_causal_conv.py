@@ -1,24 +1,17 @@
 """Causal convolution with a state, against PyTorch's over the whole row at once."""
 
 import numpy as np
-import onnx_graphsurgeon as gs
 import pytest
 import torch
 
-from snapexport.graphs.passes.causal_conv import causal_conv
 from tests.graphs import bodies
 from tests.graphs.bodies import exported
-from tests.graphs.linear import Array
+from tests.graphs.linear import Array, conv_graph
 
 
 def convolved(inputs: dict[str, Array]) -> dict[str, Array]:
     """What the graph of one convolution gives. Without `valid`: of all columns."""
-    tensors = {name: gs.Variable(name, one.dtype, one.shape) for name, one in inputs.items()}
-    present = gs.Variable("present", np.float32, inputs["past"].shape)
-    graph = gs.Graph(inputs=list(tensors.values()), opset=24)
-    states = [tensors["x"], tensors["weight"], tensors.get("bias"), tensors["past"]]
-    graph.outputs = [causal_conv(graph, *states, tensors.get("valid"), present), present]
-    out, last = bodies.run(exported(graph), inputs).values()
+    out, last = bodies.run(exported(conv_graph(inputs)), inputs).values()
     return {"out": out, "present": last}
 
 
