@@ -174,7 +174,7 @@ BUILD_RULES: tuple[Rule, ...] = (
     Rule(
         SHARED,
         INTEGERS,
-        "ONNX Runtime rearranges quantized weights, which it can do only with a graph's own",
+        "quantized weights are rearranged, or multiplied as they are stored, only in the graphs",
     ),
     Rule(
         SHARED,

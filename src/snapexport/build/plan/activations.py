@@ -216,7 +216,5 @@ class Activations:
         return kept if stored == "fp16" else 2 * kept + self.geometry.L_max * position
 
     def _dequantized(self) -> int:
-        """Bytes of what is dequantized at a time where weights stay in fp8."""
-        if self.options.weights != "fp8":
-            return 0
-        return largest_dequantized_bytes(self.model, BY_FLAG[self.options.dtype].bytes)
+        """Bytes of what is dequantized at a time where weights stay in few bits."""
+        return largest_dequantized_bytes(self.model, self.options)
