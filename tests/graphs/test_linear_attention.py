@@ -41,19 +41,6 @@ def compare(got: dict[str, Array], want: dict[str, Array]) -> None:
         np.testing.assert_allclose(got[name], one, rtol=0, atol=atol, err_msg=name)
 
 
-def padded(inputs: dict[str, Array], valid: int) -> dict[str, Array]:
-    """With zeros as keys, decays and betas from a token on."""
-    found = {name: one.copy() for name, one in inputs.items()}
-    for name in {"key", "decay", "beta"} & set(found):
-        found[name][:, valid:] = 0
-    return found
-
-
-def begun(inputs: dict[str, Array], valid: int) -> dict[str, Array]:
-    """The first tokens alone."""
-    return {n: one if n == "past_state" else one[:, :valid] for n, one in inputs.items()}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [1, 70])
 @pytest.mark.parametrize("target", TARGETS)
@@ -75,12 +62,15 @@ def test_padded_tokens_leave_the_state_alone(
     kind: str, tokens: int, padding: int, decay: float, target: Target, seed: int
 ) -> None:
     valid = max(tokens - padding, 0)
-    inputs = padded(replace(KINDS[kind], tokens=tokens).random(seed, decay), valid)
+    inputs = replace(KINDS[kind], tokens=tokens).random(seed, decay)
+    for name in {"key", "decay", "beta"} & set(inputs):
+        inputs[name][:, valid:] = 0
     got = given_by(target, inputs)
     assert np.isfinite(got["output"]).all()
     got["output"] = got["output"][:, :valid]
     if valid:
-        compare(got, recurrence(begun(inputs, valid)))
+        real = {n: one if n == "past_state" else one[:, :valid] for n, one in inputs.items()}
+        compare(got, recurrence(real))
     else:
         np.testing.assert_array_equal(got["present_state"], inputs["past_state"])
 
