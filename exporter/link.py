@@ -55,17 +55,21 @@ def link(model: ir.Model, sources: dict[str, str], placed: dict[str, TensorSpan]
     common_passes.ClearMetadataAndDocStringPass()(model)
     for name, source in sources.items():
         value = model.graph.initializers[name]
-        value.const_value = _reference(source, placed[source])
+        value.const_value = _reference(source, placed[source], value)
         value.name = source
 
 
-def _reference(name: str, span: TensorSpan) -> ir.ExternalTensor:
+def _reference(name: str, span: TensorSpan, value: ir.Value) -> ir.ExternalTensor:
+    """The bytes of a file as the initializer's elements; of 4 bits, two lie in a byte of it."""
+    dtype, shape = ir.DataType[BY_SAFETENSORS[span.dtype].onnx], ir.Shape(span.shape)
+    if value.dtype is not None and value.shape is not None and value.dtype.bitwidth < 8:
+        dtype, shape = value.dtype, value.shape
     return ir.ExternalTensor(
         location=f"{WEIGHTS}/{span.file.name}",
         offset=span.offset,
         length=span.nbytes,
-        dtype=ir.DataType[BY_SAFETENSORS[span.dtype].onnx],
-        shape=ir.Shape(span.shape),
+        dtype=dtype,
+        shape=shape,
         name=name,
         base_dir=span.file.parent.parent,
     )

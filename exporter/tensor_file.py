@@ -45,7 +45,7 @@ class Calculated(ABC):
 Tensor = TensorSpan | Calculated
 """A tensor of a checkpoint: bytes in a file, or something to be calculated of them."""
 
-NUMPY_DTYPE = {found.safetensors: np.dtype(found.numpy) for found in OF_GRAPHS}
+NUMPY_DTYPE = {one.safetensors: np.dtype(one.numpy) for one in OF_GRAPHS if one.safetensors}
 """The types that graphs can have, by safetensors' names."""
 BLOCK = 1 << 24
 """Elements read at a time."""

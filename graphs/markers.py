@@ -47,6 +47,15 @@ PROMPT_ATTENTION = "PromptAttention"
 """cache: (query, key, value[, more]) -> output. Causal attention inside a chunk that is a whole
 prompt."""
 
+LINEAR_ATTENTION = "LinearAttention"
+"""cache: (query [B,C,G,dk], key [B,C,G,dk], value [B,C,H,dv], decay [B,C,H] or [B,C,H,dk], beta
+[B,C,H] or nothing, past_state [B,H,dk,dv]) -> (output [B,C,H,dv], present_state [B,H,dk,dv]), all
+float32. Attributes `layer` and `scale`. Value head h reads query and key head h // (H/G).
+
+For each token, with S' = exp(decay) S, by row where decay has dk of them, and u = value, or with
+beta u = beta (value - S'^T key): S = S' + key u^T, and output = scale * S^T query. decay is <= 0.
+Tokens whose key, beta and decay are 0 leave the state as it is."""
+
 EXPERTS = "Experts"
 """trace: (hidden_states [N,H], index int64 [N,k], weights [N,k], gate_up [E,2I,H], down [E,H,I]
 [, gate_up_bias [E,2I], down_bias [E,H]]) -> output [N,H]. The weighted sum of the chosen experts'

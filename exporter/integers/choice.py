@@ -9,6 +9,7 @@ from snapexport.exporter.integers.fitted import Inputs
 from snapexport.exporter.integers.joined import as_integers
 from snapexport.exporter.integers.parts import TRANSPOSED, Weight
 from snapexport.exporter.integers.rounded import RoundedWeight
+from snapexport.exporter.integers.signed import signed, symmetric
 from snapexport.exporter.integers.weight import Form
 from snapexport.exporter.tensor_file import Tensor
 
@@ -39,31 +40,38 @@ class Choice(Protocol):
 
 @dataclass(frozen=True)
 class Kept:
-    """What the checkpoint has as integers stays so (`--weights keep`)."""
+    """What the checkpoint has as integers stays so (`--weights keep`). signed: around zero."""
+
+    signed: bool = False
 
     def of(self, name: str, tensor: Tensor) -> Weight | None:
         """The integers as they are stored."""
-        return as_integers(tensor)
+        found = as_integers(tensor)
+        return signed(found) if self.signed else found
 
 
 @dataclass(frozen=True)
 class Rounded:
     """Everything is rounded to a form, unless the checkpoint has it in as few bits.
 
-    inputs: what layers read, where it is known. wide: weights that get 8 bits in any case.
+    inputs: what layers read, where it is known. wide: weights that get 8 bits in any case. kept:
+    the choice of what the checkpoint has.
     """
 
     form: Form
     inputs: Mapping[str, Inputs] = field(default_factory=dict)
     wide: Collection[str] = ()
+    kept: Kept = Kept()
 
     def of(self, name: str, tensor: Tensor) -> Weight | None:
         """The integers of the checkpoint, or rounded ones."""
         form = INT8 if name in self.wide else _form(self.form, name, tensor.shape)
-        found = as_integers(tensor)
+        found = self.kept.of(name, tensor)
         if found and found.form.bits <= form.bits:
             return found
-        return RoundedWeight(name, tensor, form, self.inputs.get(name.removesuffix(TRANSPOSED)))
+        rounded = symmetric(form, tensor.shape[-1]) if self.kept.signed else form
+        inputs = self.inputs.get(name.removesuffix(TRANSPOSED))
+        return RoundedWeight(name, tensor, rounded, inputs) if rounded else None
 
 
 def _form(form: Form, name: str, shape: tuple[int, ...]) -> Form:
@@ -82,12 +90,21 @@ def _block_of_experts(largest: int, name: str, shape: tuple[int, ...]) -> int:
 
 
 def of_flag(
-    flag: str | None, decoder: "Decoder", inputs: Mapping[str, Inputs] = MappingProxyType({})
+    flag: str | None,
+    decoder: "Decoder",
+    inputs: Mapping[str, Inputs] = MappingProxyType({}),
+    *,
+    signed: bool = False,
 ) -> Choice:
-    """The choice of a value of `--weights`. inputs: what layers read, where it is known."""
+    """The choice of a value of `--weights`. inputs: what layers read, where it is known.
+
+    signed: around zero, as `TargetCapabilities.signed_integers` says.
+    """
+    kept = Kept(signed)
     if flag == "keep":
-        return Kept()
-    return Rounded(INT8, inputs) if flag == "int8" else Rounded(INT4, inputs, _outer(decoder))
+        return kept
+    form, wide = (INT8, ()) if flag == "int8" else (INT4, _outer(decoder))
+    return Rounded(form, inputs, wide, kept)
 
 
 def _outer(decoder: "Decoder") -> list[str]:

@@ -39,13 +39,13 @@ class Inputs:
 
 
 def fitted(rows: Floats, form: Form, inputs: Inputs | None = None) -> IntegerRows:
-    """Round rows [n,blocks,block] to integers with zero points. inputs: of blocks as wide."""
+    """Round rows [n,blocks,block] to integers. inputs: of blocks as wide."""
     known = inputs is not None and inputs.products.shape[:2] == rows.shape[1:]
     prepared = _Prepared.of(inputs) if inputs and known else None
     step = max(1, _AT_ONCE // max(1, rows[0].size)) if len(rows) else 1
     parts = [_fitted(rows[at : at + step], form, prepared) for at in range(0, len(rows), step)]
     q, scales, zeros = (np.concatenate(some) for some in zip(*parts, strict=True))
-    return IntegerRows(q, scales, zeros)
+    return IntegerRows(q, scales, zeros if form.zero is None else None)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _searched(x: Floats, form: Form, weights: Floats | None) -> tuple[Floats, Fl
     top = 2 * form.middle - 1
     best = np.full((*x.shape[:-1], 1), -1, np.float32)
     scales, zeros = np.zeros_like(best), np.full_like(best, form.middle)
-    for scale, zero in _candidates(x, form.middle):
+    for scale, zero in _candidates(x, form):
         q = np.clip(np.rint(x / scale) + zero, 0, top) - zero
         weighted = q if weights is None else q * weights
         along = np.einsum("nbk,nbk->nb", weighted, x)[..., None]
@@ -111,8 +111,14 @@ def _searched(x: Floats, form: Form, weights: Floats | None) -> tuple[Floats, Fl
     return scales, zeros
 
 
-def _candidates(x: Floats, middle: int) -> Iterator[tuple[Floats, Floats]]:
+def _candidates(x: Floats, form: Form) -> Iterator[tuple[Floats, Floats]]:
     """Scales and zero points. The first is plain rounding's, around the middle."""
+    middle = form.middle
+    if form.zero is not None:
+        size = np.abs(x).max(-1, keepdims=True)
+        for span in (middle / (middle - 1), *_SPANS):
+            yield _above_zero(size * np.float32(span / middle)), np.full_like(size, middle)
+        return
     low, high = (one(x, -1, keepdims=True) for one in (np.min, np.max))
     low, high = np.minimum(low, 0), np.maximum(high, 0)
     up = high > -low

@@ -16,11 +16,12 @@ from snapexport.exporter.integers.choice import Choice
 from snapexport.exporter.integers.parts import (
     MINIMA,
     ORDER,
-    PACKED,
     SCALES,
+    SIGNED,
     TRANSPOSED,
     ZEROS,
     Weight,
+    packed_end,
     shapes,
 )
 from snapexport.exporter.link import Traced
@@ -103,7 +104,7 @@ class _MarkedTrace:
         assert gate_up is not None and down is not None
         both = [(one, self._integers(one)) for one in (gate_up, down)]
         found = [(one, weight) for one, weight in both if weight and _suits_experts(weight)]
-        if len(found) < len(both) or len({weight.form.block for _, weight in found}) > 1:
+        if len(found) < len(both) or not _of_one_block([weight for _, weight in found]):
             return
         parts = [part for one, weight in found for part in self._parts(one, weight, _OF_EXPERTS)]
         forms = [weight.form for _, weight in found]
@@ -158,11 +159,14 @@ class _MarkedTrace:
     ) -> list[ir.Value | None]:
         """The initializers of a weight's parts, without data; None for parts that it lacks."""
         of_parts = shapes(found.form, found.shape)
-        packed = PACKED[found.form.bits]
+        packed = packed_end(found.form)
         stem, dtype = TRANSPOSED * turned, weight.dtype
         assert dtype is not None
         self.marking.weights[self.sources[str(weight.name)] + stem] = found
         types = {packed: ir.DataType.UINT8, ZEROS: ir.DataType.UINT8, ORDER: ir.DataType.INT64}
+        if found.form.signed:
+            of_parts[packed] = found.shape
+            types |= {SIGNED[4]: ir.DataType.INT4, SIGNED[8]: ir.DataType.INT8}
         return [
             self._part(weight, stem + end, types.get(end, dtype), of_parts[end])
             if end in of_parts
@@ -199,6 +203,12 @@ class _MarkedTrace:
 
 def _attributes(weight: Weight) -> dict[str, int]:
     return {"bits": weight.form.bits, "block_size": weight.form.block}
+
+
+def _of_one_block(weights: list[Weight]) -> bool:
+    """As QMoE needs it. Signed ones are dequantized each for itself."""
+    forms = [weight.form for weight in weights]
+    return forms[0].signed or len({form.block for form in forms}) == 1
 
 
 def _suits_experts(weight: Weight) -> bool:

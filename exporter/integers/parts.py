@@ -2,6 +2,8 @@
 
     .int4 | .int8   uint8 [N,blocks,block * bits / 8]: of 4 bits, integer 2i of a block is in the
                     low half of byte i
+    .signed4        uint8 [N,K/2], and .signed8, int8 [N,K]: the same less 2^(bits - 1), in their
+                    place (signed.py)
     .scales         [N,blocks], in the build's dtype
     .zeros          uint8 [N, blocks * bits / 8], as above, rounded up; where blocks differ in it
     .minima         [N,blocks], in the build's dtype
@@ -25,7 +27,8 @@ from snapexport.exporter.tensor_file import BLOCK, NUMPY_DTYPE, Progress, Weight
 
 SCALES, ZEROS, MINIMA, ORDER, TRANSPOSED = ".scales", ".zeros", ".minima", ".order", ".transposed"
 PACKED: Mapping[Bits, str] = {4: ".int4", 8: ".int8"}
-_ENDS = (*PACKED.values(), SCALES, ZEROS, MINIMA, ORDER)
+SIGNED: Mapping[Bits, str] = {4: ".signed4", 8: ".signed8"}
+_ENDS = (*PACKED.values(), *SIGNED.values(), SCALES, ZEROS, MINIMA, ORDER)
 
 Weight = IntegerWeight | IntegerStack
 
@@ -36,13 +39,19 @@ def whole(part: str) -> str:
     return stem if dot + end in _ENDS else part
 
 
+def packed_end(form: Form) -> str:
+    """The ending of the part that holds the integers."""
+    return (SIGNED if form.signed else PACKED)[form.bits]
+
+
 def shapes(form: Form, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """{ending of a part: its shape}, of a tensor [N,K] or [E,N,K]."""
     *leading, columns = shape
     blocks = form.count(columns)
     packed = (blocks, form.block * form.bits // 8)
+    in_blocks = len(leading) == 1 and not form.signed
     found = {
-        PACKED[form.bits]: (*leading, *(packed if len(leading) == 1 else (prod(packed),))),
+        packed_end(form): (*leading, *(packed if in_blocks else (prod(packed),))),
         SCALES: (*leading, blocks),
     }
     if form.zero is None:
@@ -63,7 +72,8 @@ def stored_bits(form: Form, shape: tuple[int, ...], dtype: str) -> int:
 
 
 def _dtype(end: str, dtype: str) -> str:
-    return dtype if end in (SCALES, MINIMA) else "I64" if end == ORDER else "U8"
+    own = {SCALES: dtype, MINIMA: dtype, ORDER: "I64", SIGNED[8]: "I8"}
+    return own.get(end, "U8")
 
 
 def write(
@@ -72,8 +82,9 @@ def write(
     """Write a file for each part. Raises UserError for values that can't be read."""
     form, of_parts = weight.form, shapes(weight.form, weight.shape)
     small: dict[str, list[bytes]] = {end: [] for end in (SCALES, ZEROS, MINIMA)}
-    packed = PACKED[form.bits]
-    with WeightWriter(directory, name + packed, "U8", of_parts.pop(packed), progress) as file:
+    packed = packed_end(form)
+    dtype_of_packed, shape = _dtype(packed, dtype), of_parts.pop(packed)
+    with WeightWriter(directory, name + packed, dtype_of_packed, shape, progress) as file:
         for rows in weight.rows(BLOCK):
             file.write(_padded(rows.q, form).tobytes())
             for end, values in _small_parts(rows, form, dtype).items():
@@ -93,7 +104,7 @@ def _padded(q: NDArray[np.uint8], form: Form) -> NDArray[np.uint8]:
     rest = -q.shape[1] % form.block
     if rest:
         q = np.pad(q, ((0, 0), (0, rest)), constant_values=form.zero or 0).astype(np.uint8)
-    return _packed(q, form.bits)
+    return _packed(q ^ np.uint8(form.middle) if form.signed else q, form.bits)
 
 
 def _packed(values: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:

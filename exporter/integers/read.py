@@ -5,7 +5,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from snapexport.exporter.integers.parts import MINIMA, ORDER, PACKED, SCALES, TRANSPOSED, ZEROS
+from snapexport.exporter.integers.parts import (
+    MINIMA,
+    ORDER,
+    PACKED,
+    SCALES,
+    SIGNED,
+    TRANSPOSED,
+    ZEROS,
+)
+
+_MIDDLES = {4: 0x88, 8: 0x80}
+"""The middle of each integer of a byte, which signed ones lack."""
 
 
 def dequantized(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -15,10 +26,12 @@ def dequantized(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     found = dict(stored)
     for name in stored:
-        for bits, end in PACKED.items():
+        for bits, end in (*PACKED.items(), *SIGNED.items()):
             if name.endswith(end):
-                stem = name.removesuffix(end)
-                weight = _weight(found, stem, bits, found.pop(name))
+                stem, packed = name.removesuffix(end), found.pop(name).view(torch.uint8)
+                if end == SIGNED[bits]:
+                    packed = packed ^ _MIDDLES[bits]
+                weight = _weight(found, stem, bits, packed)
                 turned = stem.endswith(TRANSPOSED)
                 found[stem.removesuffix(TRANSPOSED)] = weight.mT if turned else weight
     return found

@@ -7,6 +7,7 @@ from math import prod
 from snapexport.exporter.integers.joined import as_integers
 from snapexport.exporter.integers.parts import TRANSPOSED, Weight, whole
 from snapexport.exporter.integers.rounded import RoundedWeight
+from snapexport.exporter.integers.signed import refusal
 from snapexport.exporter.integers.weight import Form
 from snapexport.exporter.tensor_file import Tensor
 from snapexport.files.dtypes import BY_SAFETENSORS
@@ -42,11 +43,17 @@ def bits_per_weight(placed: Mapping[str, TensorSpan], integers: Mapping[str, Wei
 
 
 def notes(
-    tensors: Mapping[str, Tensor], read: Iterable[str], integers: Mapping[str, Weight], dtype: str
+    tensors: Mapping[str, Tensor],
+    read: Iterable[str],
+    integers: Mapping[str, Weight],
+    dtype: str,
+    *,
+    signed: bool = False,
 ) -> list[str]:
     """What becomes of integers of a checkpoint that are not kept.
 
-    read: names of tensors and parts that graphs read. integers: what they read as such.
+    read: names of tensors and parts that graphs read. integers: what they read as such. signed:
+    around zero.
     """
     again = [
         found.form.bits
@@ -54,17 +61,19 @@ def notes(
         if isinstance(weight, RoundedWeight)
         and (found := as_integers(tensors[name.removesuffix(TRANSPOSED)]))
     ]
-    dequantized = [name for name in set(read) if name in tensors and as_integers(tensors[name])]
+    others = (as_integers(tensors[name]) for name in set(read) if name in tensors)
+    dequantized = Counter(
+        refusal(one.form, one.shape) if signed else None for one in others if one is not None
+    )
     told = []
     if again:
         told.append(
             f"{_matrices(len(again))} rounded a second time: the checkpoint has integers in "
             f"containers of {max(again)} bits; --weights keep leaves them as they are"
         )
-    if dequantized:
-        told.append(
-            f"{_matrices(len(dequantized))} dequantized to {dtype}, integers in the checkpoint"
-        )
+    for reason, count in dequantized.items():
+        text = f"{_matrices(count)} dequantized to {dtype}, integers in the checkpoint"
+        told.append(text + (f": the target reads none of {reason}" if reason else ""))
     return told
 
 

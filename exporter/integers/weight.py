@@ -25,7 +25,8 @@ class Form:
     bits: of an integer's container, 4 or 8. block: columns that share a scale, a power of 2. The
     last block of a row may be cut off. zero: of every block, `middle` unless there are minima,
     where it moves integers around the middle; None: each block has its own. minima: whether each
-    block has one. ordered: columns are in an order of their own.
+    block has one. ordered: columns are in an order of their own. signed: less the middle, and in
+    whole blocks (signed.py).
     """
 
     bits: Bits
@@ -33,10 +34,12 @@ class Form:
     zero: int | None
     minima: bool = False
     ordered: bool = False
+    signed: bool = False
 
     def __post_init__(self) -> None:
         assert self.minima or self.zero in (None, self.middle), self
         assert not (self.minima and self.zero is None), self
+        assert not self.signed or self.zero == self.middle, self
 
     @property
     def middle(self) -> int:

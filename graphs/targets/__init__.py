@@ -12,16 +12,19 @@ from snapexport.graphs.passes.base import Pass
 from snapexport.graphs.targets.block_gather import BlockGather
 from snapexport.graphs.targets.collectives import Collectives, DistCollectives, add_groups
 from snapexport.graphs.targets.composed_experts import ComposedExperts
+from snapexport.graphs.targets.composed_linear_attention import ComposedLinearAttention
 from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
 from snapexport.graphs.targets.group_query_attention import GroupQueryAttention
 from snapexport.graphs.targets.latent_attention import LatentAttention
+from snapexport.graphs.targets.linear_attention import LinearAttention
 from snapexport.graphs.targets.matmul_nbits import MatMulNBits
 from snapexport.graphs.targets.moe import MoE
 from snapexport.graphs.targets.sink_attention import AttentionBesideExperts, SinkAttention
 from snapexport.graphs.targets.skip_norm import SkipNorm
 from snapexport.graphs.targets.standard_attention import StandardAttention
 from snapexport.graphs.targets.tensorrt import (
+    Dequantized,
     LinearGemm,
     MaskedAttention,
     VotesInTurn,
@@ -33,9 +36,11 @@ from snapexport.graphs.targets.voted_prefix import VotedPrefix
 
 _COMPILED: tuple[Pass, ...] = (
     DistCollectives(),
+    ComposedLinearAttention(),
     LatentAttention(),
     AttentionBesideExperts(),
     MaskedAttention(),
+    Dequantized(),
     ComposedExperts(every_block=True),
     LinearGemm(),
     VotesInTurn(),
@@ -43,6 +48,7 @@ _COMPILED: tuple[Pass, ...] = (
 
 _PORTABLE: tuple[Pass, ...] = (
     Collectives(),
+    ComposedLinearAttention(rows=32),
     LatentAttention(),
     SinkAttention(),
     StandardAttention(),
@@ -55,6 +61,7 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
     "openvino": (MatMulNBits(fused=False), BlockGather(), *_PORTABLE),
     "onnxruntime": (
         Collectives(),
+        LinearAttention(),
         LatentAttention(prefix=True),
         GroupQueryAttention(),
         ValidSlots(),

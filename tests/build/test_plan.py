@@ -311,7 +311,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "chunk above L_max": (["--prefill-chunk", "65"], "--prefill-chunk 65 is not between"),
     "batch 0": (["--batch", "0"], "--batch 0 is below 1"),
     "bf16 on the CPU": (["--dtype", "bf16"], "a bf16 build is not supported on the CPU"),
-    "int4 for TensorRT": (["--weights", "int4", "--target", "tensorrt"], "--weights int4"),
+    "int4 for portable": (["--weights", "int4", "--target", "portable"], "--weights int4"),
 }
 
 

@@ -81,7 +81,7 @@ def stored(weight: Random, folder: Path) -> dict[str, NDArray[Any]]:
     found = {}
     for writer in parts.write("w", weight, "F32", folder, lambda _: None):
         span = read_header(writer.file)[writer.name]
-        dtype = {"U8": np.uint8, "F32": np.float32, "I64": np.int64}[span.dtype]
+        dtype = {"U8": np.uint8, "I8": np.int8, "F32": np.float32, "I64": np.int64}[span.dtype]
         one = np.memmap(span.file, dtype, "r", span.offset, shape=span.shape)
         found[writer.name.removeprefix("w.")] = np.array(one)
     return found

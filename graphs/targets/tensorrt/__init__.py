@@ -6,6 +6,7 @@ our functions stay: the parser takes the body, or the plugin of that name if it 
 The parser's documents and TensorRT for RTX's own parser (tests/rtx/) say which are accepted.
 """
 
+from snapexport.graphs.targets.tensorrt.dequantized import Dequantized
 from snapexport.graphs.targets.tensorrt.linear_gemm import LinearGemm
 from snapexport.graphs.targets.tensorrt.masked_attention import MaskedAttention
 from snapexport.graphs.targets.tensorrt.plugin_calls import allow_plugins
@@ -13,6 +14,7 @@ from snapexport.graphs.targets.tensorrt.topk_rounds import split_topk
 from snapexport.graphs.targets.tensorrt.votes_in_turn import VotesInTurn
 
 __all__ = [
+    "Dequantized",
     "LinearGemm",
     "MaskedAttention",
     "VotesInTurn",

@@ -7,7 +7,7 @@ its flags and their defaults from this class.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from snapexport.build.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
 from snapexport.contract.budgets import BUDGETS, default_pool_kernel, default_ring, topk_per_layer
@@ -102,6 +102,7 @@ class BuildOptions:
     longrope: bool = _advanced(False)
     overwrite: bool = False
     graph: GraphOptions = field(default_factory=GraphOptions)
+    _shares_by_default: ClassVar[bool]  # of each object, and no flag
 
     @classmethod
     def of(cls, **flags: Any) -> "BuildOptions":
@@ -117,6 +118,7 @@ class BuildOptions:
             require_one_of(flag_of(name), getattr(self, name), choices)
         require_one_of("--weights", self.weights, WEIGHTS_FLAGS)
         require_compatible(vars(self) | vars(self.graph))
+        object.__setattr__(self, "_shares_by_default", self.graph.share_weights is None)
         object.__setattr__(self, "graph", self._resolved())
         self._require_numbers()
         if self.policy != "full":
@@ -147,7 +149,7 @@ class BuildOptions:
             )
 
     def _resolved(self) -> GraphOptions:
-        own_weights = self.weights == "fp8" and self.graph.share_weights is None
+        own_weights = self.quantization and self.graph.share_weights is None
         given = replace(self.graph, share_weights=False) if own_weights else self.graph
         return given.resolved(self.target, self.dtype)
 
@@ -306,6 +308,11 @@ class BuildOptions:
             return []
         return _powers_of_4(self.batch)[: 1 if self.holds_integers else None]
 
+    def keeping(self) -> "BuildOptions":
+        """The same with a checkpoint's integers. Raises UserError if other flags forbid it."""
+        graph = replace(self.graph, share_weights=None) if self._shares_by_default else self.graph
+        return replace(self, weights="keep", graph=graph)
+
     @property
     def quantization(self) -> Quantization | None:
         """What the manifest says of the weights."""
@@ -325,7 +332,8 @@ class BuildOptions:
                 f"--prefill-chunk {chunk} is not between {least} and {self.L_max} (--L-max)",
                 f"use a value in between, such as {max(least, min(DEFAULT_CHUNK, self.L_max))}",
             )
-        require_compatible(geometry.chunk_facts(chunk))
+        require_compatible(geometry.chunk_facts(chunk) | vars(self.graph))
+        self.graph.require_room(chunk, self.L_max)
         return chunk
 
     @property

@@ -63,7 +63,8 @@ def trace_model(
     traced = _traced(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
     checkpoint, traced, integers = _quantized(resolved, traced, progress)
     read = {tensor for trace in traced.values() for tensor in trace.sources.values()}
-    for text in told.notes(checkpoint.tensors, read, integers, options.dtype):
+    signed = options.holds_integers and capabilities(options.target).signed_integers
+    for text in told.notes(checkpoint.tensors, read, integers, options.dtype, signed=signed):
         progress.note(text)
     progress.stage("placing the weights")
     if options.tensor_parallel > 1:
@@ -116,9 +117,9 @@ def _quantized(
     if not options.holds_integers:
         return checkpoint, traced, {}
     decoder = resolved.decoder
-    chosen = choice.of_flag(options.weights, decoder, layer_inputs(resolved, progress))
-    with_experts = capabilities(options.target).integer_experts
-    marking = Marking(checkpoint.tensors, chosen, decoder.embedding, with_experts)
+    target, inputs = capabilities(options.target), layer_inputs(resolved, progress)
+    chosen = choice.of_flag(options.weights, decoder, inputs, signed=target.signed_integers)
+    marking = Marking(checkpoint.tensors, chosen, decoder.embedding, target.integer_experts)
     return (
         checkpoint,
         {name: marking.marked(trace) for name, trace in traced.items()},

@@ -121,7 +121,8 @@ class TargetCapabilities:
     title: the runtime's name, for messages.
     cache_dtypes: of compressed caches beside a model in fp32; the model's own is always possible.
     integer_dtypes: values of `--dtype` beside which weights can be integers. integer_experts: also
-    those of experts.
+    those of experts. signed_integers: as DequantizeLinear reads them, without zero points and in
+    whole blocks.
     openvino: OpenVINO reads the graphs as they are.
     fp8_weights: graphs may hold fp8 weights. ONNX Runtime's CPU provider would dequantize them anew
     in each run, which took 11 times as long as a row's product with the matrix in fp32.
@@ -150,6 +151,7 @@ class TargetCapabilities:
     cache_dtypes: tuple[CacheDType, ...] = ()
     integer_dtypes: tuple[DType, ...] = ()
     integer_experts: bool = False
+    signed_integers: bool = False
     openvino: bool = False
     fp8_weights: bool = False
     valid_slots: bool = False
@@ -184,6 +186,9 @@ _COMPILED = TargetCapabilities(
     largest_topk=3840,
     library=TENSORRT,
     runs_on_gpu=True,
+    integer_dtypes=DTYPES,
+    integer_experts=True,
+    signed_integers=True,
     fp8_weights=True,
     plugins=True,
     weights_per_graph=True,

@@ -42,6 +42,7 @@ ELEMENT_TYPES = (
     _type("float16", 16, "F16", flag="fp16", onnx="FLOAT16", tensorrt="HALF"),
     _type("bfloat16", 16, "BF16", flag="bf16", onnx="BFLOAT16", tensorrt="BF16"),
     _type("int8", 8, "I8", flag="int8", onnx="INT8", tensorrt="INT8"),
+    _type("int4", 4, "", onnx="INT4", tensorrt="INT4"),
     _type("uint8", 8, "U8", onnx="UINT8", tensorrt="UINT8"),
     _type("float8_e4m3fn", 8, "F8_E4M3", onnx="FLOAT8E4M3FN", tensorrt="FP8"),
     _type("bool", 8, "BOOL", onnx="BOOL", tensorrt="BOOL"),
@@ -59,13 +60,13 @@ ELEMENT_TYPES = (
     _type("float6_e3m2fn", 6, "F6_E3M2"),
     _type("float4_e2m1fn", 4, "F4"),
 )
-"""All the types of the safetensors library, which has all of the others'."""
+"""All the types of the safetensors library, which has the others' but int4."""
 
 OF_GRAPHS = tuple(found for found in ELEMENT_TYPES if found.onnx)
 BY_NUMPY = {found.numpy: found for found in OF_GRAPHS}
 BY_FLAG = {found.flag: found for found in ELEMENT_TYPES if found.flag}
 BY_TENSORRT = {found.tensorrt: found for found in OF_GRAPHS}
-BY_SAFETENSORS = {found.safetensors: found for found in ELEMENT_TYPES}
+BY_SAFETENSORS = {found.safetensors: found for found in ELEMENT_TYPES if found.safetensors}
 
 
 def of_tensorrt(name: str) -> str:

@@ -90,7 +90,7 @@ class PlannedModel:
     has one MLP. others: elements of norms and biases. softcapped: whether attention's scores are
     soft-capped. stored: the dtype of most bytes; bf16 for quantized ones. fp8: None if the
     checkpoint has no such weights. forms: by the values of `--weights` that make integers; without
-    keep if the checkpoint has none.
+    keep if the checkpoint has none. signed_forms: of targets with signed integers.
     """
 
     facts: ModelFacts
@@ -105,6 +105,7 @@ class PlannedModel:
     fp8: PlannedFp8 | None = None
     names: tuple[str, ...] = ()
     forms: Mapping[str, PlannedForms] = field(default_factory=dict)
+    signed_forms: Mapping[str, PlannedForms] = field(default_factory=dict)
 
     @property
     def embedding(self) -> int:
@@ -142,6 +143,7 @@ def read_model(model: str, *, mtp: bool = False, longrope_for: int | None = None
     # The head counts once, tied or not.
     embedding, head = wanted.pop(embedding_name), wanted.pop(head_name, ())
     matrices = {name: shape for name, shape in wanted.items() if len(shape) == 2}
+    products = (*matrices, embedding_name if tied else head_name)
     linear = [(rows, columns) for rows, columns in matrices.values()]
     linear.append((embedding[0], embedding[1]) if tied else (head[0], head[1]))
     return PlannedModel(
@@ -156,12 +158,13 @@ def read_model(model: str, *, mtp: bool = False, longrope_for: int | None = None
         stored="bf16" if read_quantization(checkpoint.config) else _mostly_stored(stored),
         fp8=_fp8(stored),
         names=tuple(matrices),
-        forms=_forms(checkpoint, decoder, tuple(matrices), embedding_name if tied else head_name),
+        forms=_forms(checkpoint, decoder, products, signed=False),
+        signed_forms=_forms(checkpoint, decoder, products, signed=True),
     )
 
 
 def _forms(
-    checkpoint: Checkpoint, decoder: "Decoder", names: tuple[str, ...], head: str
+    checkpoint: Checkpoint, decoder: "Decoder", products: tuple[str, ...], *, signed: bool
 ) -> dict[str, PlannedForms]:
     from snapexport.exporter.integers import IntegerWeight, choice
     from snapexport.exporter.integers.marks import SMALLEST_SIDE
@@ -172,7 +175,7 @@ def _forms(
         flags.append("keep")
     found = {}
     for flag in flags:
-        chosen = choice.of_flag(flag, decoder)
+        chosen = choice.of_flag(flag, decoder, signed=signed)
 
         def form(name: str, chosen: choice.Choice = chosen) -> "Form | None":
             weight = chosen.of(name, tensors[name])
@@ -180,7 +183,7 @@ def _forms(
 
         experts = next((name for name in tensors if _OF_EXPERTS in name), None)
         found[flag] = PlannedForms(
-            linear=tuple(map(form, (*names, head))),
+            linear=tuple(map(form, products)),
             embedding=form(decoder.embedding),
             experts=form(experts) if experts else None,
         )

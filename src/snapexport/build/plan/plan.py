@@ -66,10 +66,11 @@ def _with_kept_integers(request: PlanRequest, model: PlannedModel) -> PlanReques
         return request
     kept = request.with_given(weights="keep")
     try:
-        kept.build_options(batch=1)
+        target = capabilities(kept.build_options(batch=1).target)
     except UserError:
         return request
-    return kept
+    few = any(form and form.bits == 4 for form in model.forms["keep"].linear)
+    return kept if few or not target.compiled else request
 
 
 def _with_dtype(request: PlanRequest, model: PlannedModel) -> PlanRequest:

@@ -1,6 +1,6 @@
 """Computes the bytes of weights: stored in a build, held while it runs, and read by a step."""
 
-from math import ceil
+from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from snapexport.build import BuildOptions
@@ -57,7 +57,8 @@ def read_bytes(model: PlannedModel, options: BuildOptions) -> int:
         item = BY_FLAG[options.dtype].bytes
         read = _read_expert_share(model, options.batch)
         experts = round(read * _expert_bytes(model, forms.experts, item))
-        return _linear_bytes(model, forms, item) + experts
+        moved = 2 * item * sum(_dequantized(model, forms))
+        return _linear_bytes(model, forms, item) + experts + moved
     converted = not capabilities(options.target).runs_on_gpu and options.dtype == "fp16"
     item = BY_FLAG["fp32" if converted else options.dtype].bytes
     experts = round(_read_expert_share(model, options.batch) * _expert_elements(model))
@@ -75,14 +76,26 @@ def dequantizing_bytes(model: PlannedModel, item: int) -> int:
     return sum(fp8_bytes(model, kept) + kept * item for kept in (linear, experts))
 
 
-def largest_dequantized_bytes(model: PlannedModel, item: int) -> int:
+def largest_dequantized_bytes(model: PlannedModel, options: BuildOptions) -> int:
     """Bytes of the largest weights dequantized at a time: a matrix, or a layer's experts."""
-    if model.fp8 is None:
+    item = BY_FLAG[options.dtype].bytes
+    if forms := _forms(model, options):
+        return max(_dequantized(model, forms), default=0) * item
+    if options.weights != "fp8" or model.fp8 is None:
         return 0
     sizes = [rows * columns for rows, columns in model.fp8.linear]
     if model.fp8.experts and model.experts:
         sizes.append(model.experts.count * model.experts.elements)
     return max(sizes, default=0) * item
+
+
+def _dequantized(model: PlannedModel, forms: PlannedForms) -> list[int]:
+    """Elements of what a step for a compiler dequantizes: matrices of 8 bits, layers of experts."""
+    both = zip(model.linear, forms.linear, strict=True)
+    found = [prod(size) for size, form in both if form and form.signed and form.bits > 4]
+    if model.experts and forms.experts and forms.experts.signed:
+        found += [model.experts.count * model.experts.elements] * model.experts.layers
+    return found
 
 
 def _fp8_elements(model: PlannedModel) -> tuple[int, int]:
@@ -104,9 +117,10 @@ def _fp8_saving(model: PlannedModel, item: int) -> int:
 
 
 def sessions_with_weights(options: BuildOptions) -> int:
-    """Number of graphs with weights: prefill and decode of every size."""
+    """Number of graphs with weights: prefill of every kind, and decode of every size."""
     forms = 2 if options.tokens_per_step > 1 else 1  # of decode
-    return 1 + len(options.prefill_capacities) + forms * (1 + len(options.smaller_batches))
+    prefills = 1 + len(options.prefill_capacities) + bool(options.graph.prefill_budget)
+    return prefills + forms * (1 + len(options.smaller_batches))
 
 
 def _linear_elements(model: PlannedModel) -> int:
@@ -126,7 +140,8 @@ def _read_expert_share(model: PlannedModel, tokens: int) -> float:
 
 def _forms(model: PlannedModel, options: BuildOptions) -> PlannedForms | None:
     """What is stored as integers; None: nothing."""
-    return model.forms.get(options.weights or "")
+    signed = capabilities(options.target).signed_integers
+    return (model.signed_forms if signed else model.forms).get(options.weights or "")
 
 
 def _table(model: PlannedModel) -> tuple[int, int]:
@@ -145,13 +160,14 @@ def _linear_bytes(model: PlannedModel, forms: PlannedForms, item: int) -> int:
 
 
 def _integer_bytes(rows: int, columns: int, form: "Form | None", item: int) -> int:
-    """Bytes of a matrix in a form: integers, scales, zero points and minima; of floats without."""
+    """Bytes of a matrix in a form, with all its parts; of floats without."""
     if form is None:
         return rows * columns * item
     blocks, bits = ceil(columns / form.block), form.bits
     packed = blocks * form.block * bits // 8
     zeros = ceil(blocks * bits / 8) if form.zero is None else 0
-    return rows * (packed + zeros + blocks * item * (2 if form.minima else 1))
+    order = columns * 8 if form.ordered else 0
+    return order + rows * (packed + zeros + blocks * item * (2 if form.minima else 1))
 
 
 def _expert_bytes(model: PlannedModel, form: "Form | None", item: int) -> int:

@@ -1,0 +1,110 @@
+"""Reads weights of integers by DequantizeLinear, block by block, as TensorRT's parser takes it.
+
+    product    x W^T = Gemm(x, DequantizeLinear(q, scales)) [+ sums(x) minima^T]
+    lookup     Gather(DequantizeLinear(q, scales), indices), of which only the rows are dequantized
+    experts    Experts, of dequantized stacks
+
+The builder of TensorRT for RTX 1.7 multiplies with 4 bits as they are stored. Weights of 8 bits and
+experts it dequantizes as a whole in each run, all of them at its start, unless their scales depend
+on the activations: max(scales, min(x, -65504)) is the scales, and comes when the layer is due. The
+parser refuses constants that are negative or zero as scales, which GGUF files and empty blocks
+have; behind an Identity they are none.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from snapexport.graphs.markers import (
+    BLOCK_EXPERTS,
+    BLOCK_GATHER,
+    BLOCK_MATMUL,
+    EXPERTS,
+    TRACE_DOMAIN,
+)
+from snapexport.graphs.passes.base import cut, fresh, int64s, node
+
+_BELOW_ALL_SCALES = -65504.0
+"""The lowest fp16: scales of weights are far above it."""
+
+
+@dataclass(frozen=True)
+class Dequantized:
+    """Every product, lookup and layer of experts whose weights are integers."""
+
+    def apply(self, graph: gs.Graph) -> None:
+        made = {BLOCK_MATMUL: _product, BLOCK_GATHER: _lookup, BLOCK_EXPERTS: _experts}
+        for marker in [n for n in graph.nodes if n.domain == TRACE_DOMAIN and n.op in made]:
+            made[marker.op](graph, marker)
+
+
+def _product(graph: gs.Graph, marker: gs.Node) -> None:
+    wide = marker.attrs["bits"] > 4
+    (x, *parts), (out,) = cut(graph, marker)
+    q, scales, _, minima, order = _padded(parts, 5)
+    *leading, width = x.shape
+    (rows,) = node(graph, "Reshape", [x, int64s(graph, -1, width)])
+    if not order.is_empty():
+        (rows,) = node(graph, "Gather", [rows, order], axis=-1)
+    weight = _dequantized(graph, q, scales, due=rows if wide else None)
+    product = node(graph, "Gemm", [rows, weight], transB=1)
+    if not minima.is_empty():
+        blocks = minima.shape[1]
+        shape = int64s(graph, -1, blocks, width // blocks)
+        (in_blocks,) = node(graph, "Reshape", [rows, shape])
+        sums = node(graph, "ReduceSum", [in_blocks, int64s(graph, -1)], keepdims=0)
+        product = node(graph, "Gemm", [*sums, minima, *product], transB=1)
+    node(graph, "Reshape", [*product, int64s(graph, *leading, q.shape[0])], [out])
+
+
+def _lookup(graph: gs.Graph, marker: gs.Node) -> None:
+    (indices, *parts), (out,) = cut(graph, marker)
+    q, scales, _, minima = _padded(parts, 4)
+    table = _dequantized(graph, q, scales)
+    if minima.is_empty():
+        node(graph, "Gather", [table, indices], [out], axis=0)
+        return
+    (rows,) = node(graph, "Gather", [table, indices], axis=0)
+    (lowest,) = node(graph, "Gather", [minima, indices], axis=0)
+    (columns,), blocks = q.shape[1:], minima.shape[1]
+    shape = int64s(graph, *indices.shape, blocks, columns // blocks)
+    (in_blocks,) = node(graph, "Reshape", [rows, shape])
+    (of_blocks,) = node(graph, "Unsqueeze", [lowest, int64s(graph, -1)])
+    (values,) = node(graph, "Add", [in_blocks, of_blocks])
+    node(graph, "Reshape", [values, int64s(graph, *indices.shape, columns)], [out])
+
+
+def _experts(graph: gs.Graph, marker: gs.Node) -> None:
+    attributes = {name: marker.attrs[name] for name in ("alpha", "beta", "limit")}
+    inputs, outputs = cut(graph, marker)
+    states, index, weights, *stored = inputs
+    gate_up, of_gate_up, _, down, of_down, _, *biases = _padded(stored, 6)
+    stacks = [
+        _dequantized(graph, q, scales, due=states)
+        for q, scales in ((gate_up, of_gate_up), (down, of_down))
+    ]
+    inputs = [states, index, weights, *stacks, *biases]
+    node(graph, EXPERTS, inputs, outputs, domain=TRACE_DOMAIN, **attributes)
+
+
+def _dequantized(
+    graph: gs.Graph, q: gs.Constant, scales: gs.Constant, due: gs.Tensor | None = None
+) -> gs.Tensor:
+    """The weight. due: activations before which it is not dequantized; None: whenever."""
+    if due is None:
+        (read,) = node(graph, "Identity", [scales])
+    else:
+        limit = gs.Constant(fresh(graph, "const"), np.array(_BELOW_ALL_SCALES, np.float32))
+        (below,) = node(graph, "CastLike", [limit, scales])
+        (lowest,) = node(graph, "ReduceMin", [due], keepdims=0)
+        (low,) = node(graph, "Min", [lowest, below])
+        (read,) = node(graph, "Max", [scales, low])
+    made = gs.Variable(fresh(graph, "weight"), scales.dtype, q.shape)
+    blocks = {"axis": len(q.shape) - 1, "block_size": q.shape[-1] // scales.shape[-1]}
+    return node(graph, "DequantizeLinear", [q, read], [made], **blocks)[0]
+
+
+def _padded(parts: list[gs.Tensor], count: int) -> list[gs.Tensor]:
+    """The parts, and nothing in the place of those that were left out at the end."""
+    return [*parts, *[gs.Variable.empty()] * (count - len(parts))]
