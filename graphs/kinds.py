@@ -20,6 +20,7 @@ from snapexport.graphs.passes.head_groups import HeadGroups
 from snapexport.graphs.passes.latents import Latents
 from snapexport.graphs.passes.prefill_cache import PrefillCache, QueryWindows
 from snapexport.graphs.passes.single_shot import SingleShot
+from snapexport.graphs.passes.sparse_prefill import SparsePrefillCache
 from snapexport.graphs.passes.top_tokens import TopTokens
 from snapexport.graphs.recipe import Recipe
 
@@ -57,6 +58,12 @@ def _prefill(recipe: Recipe, size: Size) -> list[Pass]:
     windows = [QueryWindows(geometry.vote.L_obs)] if geometry.compresses else []
     caches = PrefillCache(geometry.slots, size.capacity)
     return [Latents(), caches, *windows, *_sampling(recipe)]
+
+
+def _prefill_sparse(recipe: Recipe, size: Size) -> list[Pass]:
+    sparse = recipe.options.sparse_prefill(size.tokens)
+    assert sparse, "the kind is built where there is a budget"
+    return [SparsePrefillCache(recipe.geometry.slots, size.capacity, sparse)]
 
 
 def _extend(recipe: Recipe, size: Size) -> list[Pass]:
@@ -111,6 +118,7 @@ def _extend_step(prefill: gs.Graph, recipe: Recipe) -> gs.Graph:
 
 SURGERY: dict[str, GraphSurgery] = {
     "prefill": GraphSurgery(_prefill),
+    "prefill-sparse": GraphSurgery(_prefill_sparse),
     "compress": GraphSurgery(_nothing, _compress_step),
     "vote": GraphSurgery(_nothing, _vote_step),
     "extend": GraphSurgery(_extend, _extend_step),

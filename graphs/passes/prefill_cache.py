@@ -44,10 +44,16 @@ class PrefillCache:
                 read[layer] = write_before_chunks(graph, layer, marker, self.positions, spans[size])
             if size:
                 attend_in_chunks(graph, marker, read[source])
-            elif source != layer:
-                attend_to_cache_of(graph, source, marker)
             else:
-                attend_with_cache(graph, layer, marker, self.positions, place, appends=True)
+                self.attend(graph, layer, marker, place)
+
+    def attend(self, graph: gs.Graph, layer: int, marker: gs.Node, place: Place) -> None:
+        """Replace a traced attention to all positions or to a window."""
+        source = self.slots.source(layer)
+        if source != layer:
+            attend_to_cache_of(graph, source, marker)
+        else:
+            attend_with_cache(graph, layer, marker, self.positions, place, appends=True)
 
 
 @dataclass(frozen=True)

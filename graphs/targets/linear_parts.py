@@ -9,9 +9,12 @@ from snapexport.graphs.markers import CACHE_DOMAIN, LINEAR_ATTENTION
 from snapexport.graphs.passes.base import cut, int64s, node
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LinearParts:
-    """Inputs, outputs and sizes, as `graphs/markers.py` names them. beta: None without one."""
+    """Inputs and outputs, as `graphs/markers.py` names them. beta: None without one.
+
+    batch, tokens, groups, heads, key_dim, value_dim: B, C, G, H, dk, dv.
+    """
 
     query: gs.Tensor
     key: gs.Tensor
@@ -23,35 +26,9 @@ class LinearParts:
     present: gs.Tensor
     scale: float
 
-    @property
-    def batch(self) -> int:
-        """B."""
-        return int(self.query.shape[0])
-
-    @property
-    def tokens(self) -> int:
-        """C."""
-        return int(self.query.shape[1])
-
-    @property
-    def groups(self) -> int:
-        """G."""
-        return int(self.query.shape[2])
-
-    @property
-    def key_dim(self) -> int:
-        """Size dk."""
-        return int(self.query.shape[3])
-
-    @property
-    def heads(self) -> int:
-        """H."""
-        return int(self.value.shape[2])
-
-    @property
-    def value_dim(self) -> int:
-        """Size dv."""
-        return int(self.value.shape[3])
+    def __post_init__(self) -> None:
+        sizes: tuple[int, ...] = (*self.query.shape, *self.value.shape[2:])
+        self.batch, self.tokens, self.groups, self.key_dim, self.heads, self.value_dim = sizes
 
     @property
     def by_channel(self) -> bool:

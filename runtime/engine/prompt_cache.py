@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry
+from snapexport.contract.sparse_prefill import SparsePrefill
 from snapexport.runtime.engine.backend import Buffer, Buffers, Memory
 
 
@@ -21,7 +22,11 @@ class PromptCache:
     `resize` moves the heads to where the next graph reads them.
     """
 
-    def __init__(self, memory: Memory, prefill: GraphEntry) -> None:
+    def __init__(
+        self, memory: Memory, prefill: GraphEntry, sparse: SparsePrefill | None = None
+    ) -> None:
+        """sparse: what chunks amid a prompt attend to; None: to everything."""
+        self.sparse = sparse
         specs = {spec.name: spec for spec in prefill.inputs}
         self._pasts = {name: memory.allocate(specs[name]) for name in specs if names.is_past(name)}
         self._memory = memory
@@ -88,7 +93,8 @@ class PromptCache:
     ) -> None:
         """Note that the chunk [start, end) was run.
 
-        A prompt's last chunk may start amid another one; what it overlaps no longer counts as held.
+        A prompt's last chunk may start amid another one; what it overlaps no longer counts as held,
+        nor does a last chunk that would be sparse amid a prompt.
 
         temperature: None where the outputs do not depend on it. outputs: their names and shapes;
         outputs of equal name and shape are the same memory, whatever graph writes them.
@@ -102,7 +108,8 @@ class PromptCache:
             self._written.add(outputs)
         aligned = start - start % self._chunk
         del self._held[aligned:]
-        if start == aligned == len(self._held):
+        is_sparse = self.sparse is not None and self.sparse.is_sparse(start)
+        if start == aligned == len(self._held) and not (self._is_whole and is_sparse):
             self._held += prompt[start:end]
 
     def clear(self) -> None:

@@ -40,6 +40,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (INT4 | {"target": "tensorrt", "share_weights": True}, "--share-weights is not supported"),
     ({"decode_batches": (1, 0)}, "--decode-batches 0"),
     ({"decode_batches": (1, 5)}, "--decode-batches 5"),
+    ({"policy": "full", "prefill_budget": 48}, "--prefill-budget is not supported with --policy"),
+    ({"prefill_budget": 48, "tensor_parallel": 2}, "--prefill-budget is not supported with"),
+    ({"prefill_budget": -1}, "--prefill-budget -1 is below 0"),
     ({"policy": "full", "extend": True}, "--extend is not supported with --policy full"),
 ]
 

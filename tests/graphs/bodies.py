@@ -12,6 +12,7 @@ from onnx.helper import make_opsetid
 
 from snapexport.contract.vote import DEFAULT_POOL_KERNEL
 from snapexport.graphs.functions import EXPERTS
+from snapexport.graphs.functions.block_select import BLOCK_SELECT
 from snapexport.graphs.functions.experts import experts
 from snapexport.graphs.functions.extend_gather import extend_gather
 from snapexport.graphs.functions.int8_cache import INT8_ROWS, INT8_SCALE
@@ -38,6 +39,7 @@ def function(
     """The function `name`. vote: an option of each stage."""
     found = [
         *(RING_SLOT, RING_FILL, QUERY_WINDOW, SNAPSTREAM_GATHER, INT8_SCALE, INT8_ROWS),
+        BLOCK_SELECT,
         snapkv_select(vote, pool_kernel, softcapped),
         select_voted(vote, pool_kernel),
         repetition_votes(softcapped),

@@ -66,7 +66,7 @@ class _Run:
         scores = grouped @ keys[:, None].mT * one.scale
         if one.softcap:
             scores = one.softcap * (scores / one.softcap).tanh()
-        visible = self._visible(layer, positions)[:, None]
+        visible = self._visible(layer, positions, query)[:, None]
         hidden = scores.masked_fill(~visible, -torch.inf)
         if one.sinks:
             column = self.weights[f"{layer}.sink"].view(one.kv_heads, -1, 1, 1)
@@ -75,7 +75,7 @@ class _Run:
         mixed = (share @ values[:, None]).flatten(0, 1)
         return mixed.transpose(0, 1).flatten(1) @ self.weights[f"{layer}.o"]
 
-    def _visible(self, layer: int, positions: Tensor) -> Tensor:
+    def _visible(self, layer: int, positions: Tensor, query: Tensor) -> Tensor:
         """Bool [Hkv or 1,n,N]."""
         one, source = self.model.layers[layer], self.model.source(layer)
         every, row = torch.arange(self.keys[source].shape[1]), positions[:, None]

@@ -44,13 +44,16 @@ class Running:
             feeds = {names.INPUT_IDS: _padded(prompt, chunk)}
             out = self.run("prefill", feeds | {names.PROMPT_LENGTH: np.array([len(prompt)])})
             return out[names.LOGITS][0], caches(out), _kept(out)
-        held = self.empty("prefill")
+        budget = 0 if self.prefix else self.build.manifest.graph_options.prefill_budget
+        held = self.empty("prefill-sparse" if budget else "prefill")
         for start in _starts(len(prompt), chunk):
             ids = prompt[start : start + chunk]
             lengths = {names.PAST_LENGTH: [start], names.CHUNK_LENGTH: [len(ids)]}
             feeds = {names.INPUT_IDS: _padded(ids, chunk)} | held
-            out = self.run("prefill", feeds | {n: np.array(one) for n, one in lengths.items()})
-            held = caches(out)
+            is_sparse = 0 < budget < start and start + chunk < len(prompt)
+            graph = "prefill-sparse" if is_sparse else "prefill"
+            out = self.run(graph, feeds | {n: np.array(one) for n, one in lengths.items()})
+            held |= caches(out)
         logits = out[names.LOGITS][0]
         if self.prefix or not self.build.manifest.geometry.compresses:
             return logits, held, {}

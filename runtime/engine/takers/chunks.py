@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import names
-from snapexport.contract.manifest import GraphName
+from snapexport.contract.graph_kinds import PREFILL_SPARSE
+from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.runtime.engine.backend import Buffer, Buffers
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate, write_tokens
 from snapexport.runtime.engine.fill_slot import FillByCopy, FillByGraph, FillSlot
@@ -27,6 +28,8 @@ from snapexport.runtime.requests.pieces import Piece
 class Chunks:
     """A chunk runs in the graph of the smallest capacity that holds the prompt so far.
 
+    Amid a prompt that is longer than the budget of sparse prefill it runs in a graph of its own.
+
     buffers: of the largest one, whose cache fills batch slots. kept: where the vote's positions are
     after a prompt; empty if nothing is compressed.
     """
@@ -34,7 +37,7 @@ class Chunks:
     def __init__(self, loaded: Loaded) -> None:
         *_, (self._largest, name) = loaded.graphs.prefill.items()
         memory, entry = loaded.backend.memory, loaded.manifest.graphs[name]
-        cache = self.cache = loaded.prompt_cache or PromptCache(memory, entry)
+        cache = self.cache = _prompt_cache(loaded, entry)
         self._loaded = loaded
         given = loaded.weights | cache.buffers | cache.outputs(entry)
         self.buffers = allocate(memory, entry, given)
@@ -42,6 +45,7 @@ class Chunks:
             capacity: self._bind(name, self.buffers | cache.of_capacity(capacity))
             for capacity, name in loaded.graphs.prefill.items()
         }
+        self._sparse = self._bind_sparse() if cache.sparse else None
         self.kept: Buffers = {}
         self._into_slot = self._fill_slot()
         graph = self._graphs[self._largest]
@@ -55,6 +59,11 @@ class Chunks:
     def _bind(self, name: GraphName, buffers: Buffers) -> BoundGraph:
         entry = self._loaded.manifest.graphs[name]
         return BoundGraph(self._loaded.backend, name, entry, buffers | self._loaded.weights)
+
+    def _bind_sparse(self) -> BoundGraph:
+        entry = self._loaded.manifest.graphs[PREFILL_SPARSE]
+        buffers = allocate(self._loaded.backend.memory, entry, self.buffers)
+        return self._bind(PREFILL_SPARSE, buffers)
 
     def _fill_slot(self) -> FillSlot:
         loaded = self._loaded
@@ -70,8 +79,8 @@ class Chunks:
     ) -> Prediction:
         """Run a chunk; the prompt's last piece fills the batch slot.
 
-        A chunk that is in the cache already gives zeros: nobody reads logits amid a prompt. Nothing
-        is run for the last prompt's tokens.
+        A chunk that is in the cache already gives zeros, and so does a sparse one: nobody reads
+        logits amid a prompt. Nothing is run for the last prompt's tokens.
         """
         is_end, given = piece.end == len(prompt), temperature if self._is_tempered else None
         is_finished = self.cache.is_finished(prompt, given, self._outputs)
@@ -79,10 +88,16 @@ class Chunks:
         self.hidden_states = None
         if not is_end and (is_finished or self.cache.holds(tokens, piece.start)):
             return Prediction(lambda: self._no_logits)
-        if not is_finished:
+        sparse = None if is_end else self._sparse_at(piece.start)
+        if sparse:
+            self._run_sparse(sparse, tokens, piece.start)
+        elif not is_finished:
             self._run(tokens, piece.start, temperature)
+        if not is_finished:
             self.cache.wrote(prompt, piece.start, piece.end, given, self._outputs)
             self.hidden_states = self._graphs[self._largest].buffers.get(names.HIDDEN_STATES)
+        if sparse:
+            return Prediction(lambda: self._no_logits)
         prediction = Predictions(self._graphs[self._largest], FIRST)[0]
         if piece.is_last:
             self.fill(slot, len(prompt), len(prompt))
@@ -133,6 +148,17 @@ class Chunks:
         graph.arrays[names.CHUNK_LENGTH][:] = len(tokens)
         graph.run()
 
+    def _sparse_at(self, start: int) -> BoundGraph | None:
+        """The graph of a chunk amid a prompt, if that is sparse."""
+        sparse = self.cache.sparse
+        return self._sparse if sparse and sparse.is_sparse(start) else None
+
+    def _run_sparse(self, graph: BoundGraph, tokens: Sequence[int], start: int) -> None:
+        self.cache.resize(self._largest, start)
+        write_tokens(graph.arrays, tokens, 1.0)
+        graph.arrays[names.PAST_LENGTH][:] = start
+        graph.run()
+
     def slot_positions(self, prompt_length: int) -> Mapping[str, NDArray[Any]]:
         """Of the ring by the prompt's length, of the others as the vote kept them."""
         return slot_positions(self._loaded, self.kept, prompt_length)
@@ -140,6 +166,17 @@ class Chunks:
     def clear(self) -> None:
         """Clear the prompt cache."""
         self.cache.clear()
+
+
+def _prompt_cache(loaded: Loaded, entry: GraphEntry) -> PromptCache:
+    """Another executor's, unless sparse chunks make the caches of one of them differ."""
+    sparse, shared = None, loaded.prompt_cache
+    if PREFILL_SPARSE in loaded.graphs.names:
+        options = loaded.manifest.graph_options
+        sparse = options.sparse_prefill(loaded.manifest.prefill_chunk)
+    if shared and not (shared.sparse or sparse):
+        return shared
+    return PromptCache(loaded.backend.memory, entry, sparse)
 
 
 def make_chunks(loaded: Loaded, takers: Takers) -> Chunks | SingleShot | None:

@@ -332,7 +332,8 @@ class BuildOptions:
                 f"--prefill-chunk {chunk} is not between {least} and {self.L_max} (--L-max)",
                 f"use a value in between, such as {max(least, min(DEFAULT_CHUNK, self.L_max))}",
             )
-        require_compatible(geometry.chunk_facts(chunk))
+        require_compatible(geometry.chunk_facts(chunk) | vars(self.graph))
+        self.graph.require_room(chunk, self.L_max)
         return chunk
 
     @property

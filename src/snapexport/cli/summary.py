@@ -112,6 +112,8 @@ def _prefill_line(manifest: Manifest) -> str:
     *smaller, _ = manifest.prefill_graphs()
     if smaller:
         line += f", in caches of {', '.join(map(str, smaller))} positions while they suffice"
+    if budget := manifest.graph_options.prefill_budget:
+        line += f", amid longer prompts to {budget} positions of the past"
     return line
 
 

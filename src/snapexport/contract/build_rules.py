@@ -68,6 +68,7 @@ FP16_CACHE = Choice(
     lambda f: f.get("cache_dtype") == "fp16" != f.get("dtype"),
 )
 VALID, ALL = value("decode_attention", "valid"), value("decode_attention", "all")
+BUDGETED = some("--prefill-budget", "prefill_budget", 2048)
 CAPACITIES = some("--prefill-capacities", "prefill_capacities", (64,))
 KEPT = some("--K {K}", "K", 16)
 FULL, STREAMING, SAGE = (value("policy", policy) for policy in ("full", "streaming", "sage"))
@@ -286,10 +287,16 @@ BUILD_RULES: tuple[Rule, ...] = (
         "use a --prefill-chunk below --L-max",
     ),
     Rule(REPEAT, OTHER_CHUNKS, "all tokens of a prefill chunk vote", "leave --L-obs out"),
+    # Sparse prefill.
+    Rule(
+        BUDGETED, SINGLE_SHOT, "a single shot is one chunk", "use a --prefill-chunk below --L-max"
+    ),
+    Rule(BUDGETED, LATENT, "blocks are chosen by keys of KV heads", LEAVE_OUT),
+    Rule(BUDGETED, FULL, "the full cache is exact, for comparison", LEAVE_OUT),
     # Ranks.
     *(
         Rule(choice, RANKS, "")
-        for choice in (QUANTIZED, MTP, BASELINE, LINKED, STEPS, PSEUDO, REPEAT, HEADS)
+        for choice in (QUANTIZED, MTP, BASELINE, LINKED, STEPS, PSEUDO, REPEAT, HEADS, BUDGETED)
     ),
     *(Rule(RANKS, model, "", LEAVE_OUT) for model in UNCUT),
     Rule(SHARED_SLOTS, KV_HEADS, "each rank has KV heads of its own", LEAVE_OUT),

@@ -4,6 +4,7 @@ The manifest, its interface, builder and runtime ask these records. `graphs/kind
 surgery of each, by the same names. To add a kind, add a record to both tables.
 
     prefill        one chunk of a prompt, into a cache of full length; prefill.N of N positions
+    prefill-sparse the same amid a prompt that is longer than --prefill-budget
     compress       from a prompt's full-length cache to its compressed one
     vote           votes of a repeated chunk
     extend         one more chunk onto a compressed cache
@@ -25,6 +26,7 @@ BASELINE = "baseline-"
 """Prefix of the names of the full cache's graphs."""
 
 VERIFY, MTP, MTP_PREFILL = "verify", "mtp", "mtp-prefill"
+PREFILL_SPARSE = "prefill-sparse"
 
 BuiltIf = Callable[[CacheGeometry, GraphOptions, int], bool]
 """Whether a build has the graph, by its geometry, graph options and prefill chunk (tokens)."""
@@ -102,6 +104,13 @@ _TABLE = (
         loaded_if=lambda run: run.takes_prompts and run.chunks,
         sized_by="capacity",
         has_baseline=True,
+    ),
+    GraphKind(
+        name=PREFILL_SPARSE,
+        specs=GraphFacts.prefill_sparse,
+        built_if=lambda geometry, options, chunk: options.prefill_budget > 0,
+        loaded_if=lambda run: run.takes_prompts and run.chunks,
+        traced_as="prefill",
     ),
     GraphKind(
         name="decode",

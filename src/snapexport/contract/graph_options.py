@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from snapexport.contract.exclusions import require_compatible
+from snapexport.contract.sparse_prefill import SparsePrefill
 from snapexport.contract.targets import (
     Target,
     capabilities,
@@ -38,6 +39,7 @@ class GraphOptions:
     share_weights: matrices are inputs of the graphs, which then run on one copy; None: where every
         graph would hold its own.
     extend: the build has extend.onnx.
+    prefill_budget: positions of the past that chunks amid a longer prompt attend to; 0: all.
     mtp: graphs of the layer for multi-token prediction, and the hidden states that it takes.
     data_parallel_attention: each rank decodes batch slots of its own, with all heads of their
         latents.
@@ -81,6 +83,14 @@ class GraphOptions:
             "",
         ),
     )
+    prefill_budget: int = field(
+        default=0,
+        metadata=_help(
+            "sparse prefill: chunks amid a longer prompt attend to so many positions of its past, "
+            "its beginning, the latest, and the blocks that suit the chunk; 0: to all",
+            "",
+        ),
+    )
     mtp: bool = field(
         default=False,
         metadata=_help(
@@ -103,6 +113,11 @@ class GraphOptions:
             raise UserError(
                 f"--top-tokens {self.top_tokens} is below 0",
                 "use 0 for none, or as many as the largest top-k of your requests",
+            )
+        if self.prefill_budget < 0:
+            raise UserError(
+                f"--prefill-budget {self.prefill_budget} is below 0",
+                "use 0 for prefill that attends to everything",
             )
 
     def resolved(self, target: Target, dtype: DType) -> "GraphOptions":
@@ -128,6 +143,15 @@ class GraphOptions:
                 "use as many as the largest top-k of your requests",
             )
 
+    def require_room(self, prefill_chunk: int, L_max: int) -> None:
+        """Raise UserError for a budget of prefill that does not suit its chunks."""
+        if sparse := self.sparse_prefill(prefill_chunk):
+            sparse.require_room(L_max)
+
+    def sparse_prefill(self, prefill_chunk: int) -> SparsePrefill | None:
+        """What a sparse chunk of so many tokens attends to; None where no chunk is sparse."""
+        return SparsePrefill(self.prefill_budget, prefill_chunk) if self.prefill_budget else None
+
     def require_ranks(self, ranks: int, batches: Collection[int]) -> None:
         """Raise UserError for batch slots that ranks cannot share equally.
 
@@ -142,7 +166,9 @@ class GraphOptions:
 
     def of_full_cache(self) -> "GraphOptions":
         """A copy for the full cache, which has only one form."""
-        return replace(self, cache_dtype=None, decode_attention="all", extend=False)
+        return replace(
+            self, cache_dtype=None, decode_attention="all", extend=False, prefill_budget=0
+        )
 
 
 def _require_topk(count: int, target: Target) -> None:

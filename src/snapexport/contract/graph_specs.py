@@ -97,6 +97,25 @@ class GraphFacts:
         inputs = ids | lengths | top_inputs | self._whole(names.past_key, names.past_value)
         return inputs, outputs if self._full else outputs | self._windows()
 
+    def prefill_sparse(self) -> Tensors:
+        """A chunk amid a long prompt: nobody reads its logits."""
+        chunk = self._manifest.prefill_chunk
+        inputs: Specs = {names.INPUT_IDS: ("int64", (1, chunk)), names.PAST_LENGTH: ("int64", (1,))}
+        states = self._whole(names.past_key, names.past_value) | self._block_keys(chunk)
+        presents = {names.present_of(name): spec for name, spec in states.items()}
+        return inputs | states, presents | self._hidden_states(1, chunk)
+
+    def _block_keys(self, chunk: int) -> Specs:
+        """Of the layers that choose blocks."""
+        sparse = self._options.sparse_prefill(chunk)
+        assert sparse, "only builds with a budget have such chunks"
+        blocks = self._capacity // sparse.block
+        return {
+            names.past_block_key(index): (self._dtype, (1, layer.kv_heads, blocks, layer.key_dim))
+            for index, layer in self._model.cached.items()
+            if not layer.reach
+        }
+
     def _whole_prompt(self, ids: Specs, inputs: Specs, outputs: Specs) -> Tensors:
         """A single shot into the full cache."""
         present = self._whole(names.present_key, names.present_value)

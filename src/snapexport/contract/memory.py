@@ -148,7 +148,9 @@ def _attentions(model: ModelFacts, graph: GraphEntry) -> Iterator[tuple[LayerHea
     batch, rows = inputs[names.INPUT_IDS]
     added, layers = rows if graph.file == "extend.onnx" else 0, model.num_hidden_layers
     caches = {
-        names.number_of(n): shape[2] + added for n, shape in inputs.items() if names.is_past(n)
+        names.number_of(n): shape[2] + added
+        for n, shape in inputs.items()
+        if names.is_past(n) and not names.is_block_key(n)
     }
     for number, slots in (caches or dict.fromkeys(range(layers), rows)).items():
         # Where caches are of head groups, they are more, and all layers have the same heads.

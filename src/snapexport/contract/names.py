@@ -73,6 +73,10 @@ def _begins(*stems: str) -> Callable[[str], bool]:
     return lambda name: name.startswith(stems)
 
 
+def _ends(end: str) -> Callable[[str], bool]:
+    return lambda name: name.endswith(end)
+
+
 past_key = _numbered(_PAST, ".key")
 """Keys before the step, [B,Hkv,S,D]."""
 past_value = _numbered(_PAST, ".value")
@@ -83,6 +87,10 @@ present_value = _numbered(_PRESENT, ".value")
 """Values after the step, [B,Hkv,S,D]; may share the buffer of `past_value`."""
 past_key_scale = _numbered(_PAST, ".key_scale")
 """Scale of int8 keys, float32 [B,Hkv,1,D]: key = int8 * scale."""
+past_block_key = _numbered(_PAST, ".block_key")
+"""Means of the keys of each block of a full-length cache, [1,Hkv,T/block,D] (sparse prefill)."""
+present_block_key = _numbered(_PRESENT, ".block_key")
+"""`past_block_key` with the blocks before the chunk."""
 past_value_scale = _numbered(_PAST, ".value_scale")
 """Scale of int8 values, float32 [B,Hkv,1,D]."""
 present_key_scale = _numbered(_PRESENT, ".key_scale")
@@ -164,6 +172,8 @@ is_past = _begins(_PAST)
 is_present = _begins(_PRESENT)
 """Whether it names a cache output."""
 
+is_block_key = _ends(".block_key")
+"""Whether it names `past_block_key` or `present_block_key`."""
 is_cache = _begins(_PAST, _PRESENT)
 """Whether it names a cache, before or after the step."""
 is_attended = _begins(_ATTENDED)

@@ -30,6 +30,10 @@ _COMPOSED_COPIES = 2
 """Copies of scores that are soft-capped, or composed beside a sink: before and after."""
 
 
+_READ_COPIES = 3
+"""Of what a sparse chunk attends to: chosen, joined with the chunk, and written behind by it."""
+
+
 @dataclass(frozen=True)
 class Activations:
     """Bytes of the work of each graph. geometry, chunk: those of `options` for this model."""
@@ -46,7 +50,7 @@ class Activations:
         if self._forms_scores:
             copies = _COMPOSED_COPIES if self._is_composed else 1
             taken += copies * self._scores(self.chunk, slots)
-        taken += self._expanded_latents() + self._chunked() + self._dequantized()
+        taken += self._expanded_latents() + self._chunked() + self._dequantized() + self._sparse()
         if self._is_masked:
             taken += self.chunk * slots  # bool [1,1,C,T], shared by the layers
         if self._target.fused_shapes and not self._single_shot:
@@ -144,6 +148,13 @@ class Activations:
         forms_more = not self._forms_scores and not self._target.fused_shapes
         scores = self._scores(self.chunk, span) if forms_more else 0
         return span * self._position(self._working) + scores
+
+    def _sparse(self) -> int:
+        """Bytes of a sparse chunk, whose graph is a further one. Not measured."""
+        if not (budget := self.options.graph.prefill_budget):
+            return 0
+        read = (budget + self.chunk) * self._position(self._working)
+        return (self.layer(self.chunk) + _READ_COPIES * read) * self._arena
 
     @property
     def _is_masked(self) -> bool:

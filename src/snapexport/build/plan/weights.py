@@ -122,9 +122,10 @@ def _fp8_saving(model: PlannedModel, item: int) -> int:
 
 
 def sessions_with_weights(options: BuildOptions) -> int:
-    """Number of graphs with weights: prefill and decode of every size."""
+    """Number of graphs with weights: prefill of every kind, and decode of every size."""
     forms = 2 if options.tokens_per_step > 1 else 1  # of decode
-    return 1 + len(options.prefill_capacities) + forms * (1 + len(options.smaller_batches))
+    prefills = 1 + len(options.prefill_capacities) + bool(options.graph.prefill_budget)
+    return prefills + forms * (1 + len(options.smaller_batches))
 
 
 def _linear_elements(model: PlannedModel) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
+from snapexport.contract.graph_kinds import PREFILL_SPARSE
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.exporter.tensor_file import NUMPY_DTYPE
 from snapexport.measure.accuracy.graph_loader import GraphLoader, Infer, on_onnxruntime
@@ -64,9 +65,18 @@ class GraphRunner(SequenceRunner):
     def prompt_states(self, prompt: Array) -> Feed:
         """The outputs of prefill's last chunk: caches of the whole prompt, and what votes."""
         out: Feed = {}
-        for scalars in self._prefill_scalars(prompt):
-            out = self._run(self._prefill, scalars | self._past(self._prefill, out))
-        return out
+        *amid, last = self._prefill_scalars(prompt)
+        for scalars in amid:
+            graph = self._graph_amid(int(scalars[names.PAST_LENGTH][0]))
+            out = self._run(graph, scalars | self._past(graph, out))
+        return self._run(self._prefill, last | self._past(self._prefill, out))
+
+    def _graph_amid(self, start: int) -> GraphName:
+        """The graph of a chunk that is not a prompt's last."""
+        manifest = self.build.manifest
+        sparse = manifest.graph_options.sparse_prefill(manifest.prefill_chunk)
+        is_sparse = sparse and self._compresses and sparse.is_sparse(start)
+        return PREFILL_SPARSE if is_sparse else self._prefill
 
     def _compressed(self, out: Feed, prompt: Array) -> Feed:
         """The caches after compress, from the caches and query windows of the last chunk, or from
@@ -105,12 +115,14 @@ class GraphRunner(SequenceRunner):
 
     def _run(self, graph: GraphName, feed: Feed) -> Feed:
         """Run a graph, on the weights that it takes as inputs too."""
-        return self._infer(graph)(feed | _mapped_weights(self.build, graph))
+        taken = {spec.name for spec in self._entry(graph).inputs}
+        given = {name: value for name, value in feed.items() if name in taken}
+        return self._infer(graph)(given | _mapped_weights(self.build, graph))
 
     def _infer(self, graph: GraphName) -> Infer:
         """The loaded graph. Of prefill and decode, which have all weights, one is loaded."""
         if graph not in self._loaded:
-            large = {self._prefill, self._decode}
+            large = {self._prefill, self._decode, PREFILL_SPARSE}
             self._drop(*large.intersection(self._loaded if graph in large else ()))
             session = ExitStack()
             self._loaded[graph] = session.enter_context(self._loader(graph)), session
@@ -166,7 +178,9 @@ class GraphRunner(SequenceRunner):
         for spec in self._entry(graph).inputs:
             if names.is_past(spec.name):
                 present = out.get(names.present_of(spec.name), np.zeros((1, 1, 1, 1), spec.dtype))
-                past[spec.name] = np.broadcast_to(present[:1], spec.shape).copy()
+                if present.shape != tuple(spec.shape):  # a further copy would take a cache's memory
+                    present = np.broadcast_to(present[:1], spec.shape).copy()
+                past[spec.name] = present
         return past
 
     def _entry(self, graph: GraphName) -> GraphEntry:
