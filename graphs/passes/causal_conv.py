@@ -17,7 +17,8 @@ def causal_conv(
     """The convolution of past [B,D,k-1] and x [B,D,C], with weight [D,1,k] and bias [D]: [B,D,C].
 
     present: becomes the last k - 1 columns before x's column `valid`, an int64 [1]; None: of all.
-    It may have the buffer of `past`.
+    It may have the buffer of `past` in ONNX Runtime, which joins them first. An engine's kernel
+    may write the one while it reads the other.
     """
     _, channels, columns = x.shape
     shape = (*x.shape[:2], columns + past.shape[2])
@@ -50,12 +51,15 @@ def _one_column(
     bias: gs.Tensor | None,
     out: gs.Tensor,
 ) -> gs.Tensor:
-    """Products and sums: Conv takes four times as long in ONNX Runtime."""
-    _, channels, width = joined.shape
+    """Products and sums: Conv takes four times as long in ONNX Runtime.
+
+    The bias is one of them: OpenVINO 2026.4 adds another channel's to sums of a batch.
+    """
+    batch, channels, width = joined.shape
     (rows,) = node(graph, "Reshape", [weight, int64s(graph, 1, channels, width)])
     (products,) = node(graph, "Mul", [joined, rows])
-    if bias is None:
-        return node(graph, "ReduceSum", [products, int64s(graph, 2)], [out], keepdims=1)[0]
-    summed = node(graph, "ReduceSum", [products, int64s(graph, 2)], keepdims=1)
-    (column,) = node(graph, "Reshape", [bias, int64s(graph, 1, channels, 1)])
-    return node(graph, "Add", [*summed, column], [out])[0]
+    if bias is not None:
+        (column,) = node(graph, "Reshape", [bias, int64s(graph, 1, channels, 1)])
+        each = node(graph, "Expand", [column, int64s(graph, batch, channels, 1)])
+        (products,) = node(graph, "Concat", [products, *each], axis=2)
+    return node(graph, "ReduceSum", [products, int64s(graph, 2)], [out], keepdims=1)[0]

@@ -48,7 +48,7 @@ _COMPILED: tuple[Pass, ...] = (
 
 _PORTABLE: tuple[Pass, ...] = (
     Collectives(),
-    ComposedLinearAttention(),
+    ComposedLinearAttention(rows=32),
     LatentAttention(),
     SinkAttention(),
     StandardAttention(),

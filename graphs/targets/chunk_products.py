@@ -5,7 +5,7 @@ own. Sums of decays are products with zeros and ones, so that nothing is cancell
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from snapexport.graphs.passes.base import fresh, int64s, node
 
 Where = NDArray[Any]
+Parts = list[gs.Tensor]
 
 
 @dataclass(frozen=True)
@@ -47,32 +48,26 @@ class Nodes:
         return self("Transpose", x, perm=[0, 1, 2, 3, 5, 4])
 
 
-class Products(Protocol):
-    """The decayed products of a sub-chunk's tokens with the keys up to them."""
-
-    def of(self, query: gs.Tensor, gain: gs.Tensor | None) -> tuple[gs.Tensor, list[gs.Tensor]]:
-        """[N,B,G,H/G,n,n]: of queries with keys up to their own, and of keys with those before.
-
-        The latter times gain [N,B,G,H/G,n,1], and a part for each of block_sizes: the products of
-        the second of two neighbouring blocks of that size with the first, and 0 elsewhere.
-        """
-
-
 @dataclass(frozen=True)
-class ByHead:
-    """One decay for each token and head: a factor of each product."""
+class Products:
+    """The decayed products of a sub-chunk's n tokens with the keys up to them."""
 
     nodes: Nodes
     key: gs.Tensor
     decay: gs.Tensor
     rows: int
 
-    def of(self, query: gs.Tensor, gain: gs.Tensor | None) -> tuple[gs.Tensor, list[gs.Tensor]]:
+    def by_head(self, query: gs.Tensor, gain: gs.Tensor | None) -> tuple[gs.Tensor, Parts]:
+        """[N,B,G,H/G,n,n]: of queries with keys up to their own, and of keys with those before.
+
+        The latter times gain [N,B,G,H/G,n,1], and a part for each of block_sizes: the products of
+        the second of two neighbouring blocks of that size with the first, and 0 elsewhere.
+        """
         nodes, at = self.nodes, np.arange(self.rows)
-        up_to, key_t = nodes.ones(at[:, None] >= at), nodes.swapped(self.key)
+        key_t = nodes.swapped(self.key)
         between = nodes("Mul", self.decay, nodes.ones(at[:, None] > at))
         decays = nodes.factors(between, at[:, None] >= at)
-        shown = nodes("Mul", nodes("MatMul", query, key_t), up_to)
+        shown = nodes("Mul", nodes("MatMul", query, key_t), nodes.ones(at[:, None] >= at))
         whole = nodes("Mul", shown, decays)
         if gain is None:
             return whole, []
@@ -80,41 +75,27 @@ class ByHead:
         pairs = [neighbours(self.rows, size) for size in block_sizes(self.rows)]
         return whole, [nodes("Mul", of_keys, nodes.ones(pair)) for pair in pairs]
 
+    def by_channel(self, query: gs.Tensor, gain: gs.Tensor | None) -> tuple[gs.Tensor, Parts]:
+        """The same where products sum over channels that decay each by itself.
 
-@dataclass(frozen=True)
-class ByChannel:
-    """A decay for each channel of a key, over which products sum.
-
-    So both sides are decayed, from and to the border between two blocks: log2(n) products.
-    """
-
-    nodes: Nodes
-    key: gs.Tensor
-    decay: gs.Tensor
-    rows: int
-
-    def of(self, query: gs.Tensor, gain: gs.Tensor | None) -> tuple[gs.Tensor, list[gs.Tensor]]:
-        nodes, parts = self.nodes, []
+        Both sides are decayed, from and to the border between two blocks: log2(n) products.
+        """
+        nodes, at, parts = self.nodes, np.arange(self.rows), []
         with_own = nodes("ReduceSum", nodes("Mul", query, self.key), nodes.ints(-1), keepdims=1)
         whole = nodes("Mul", with_own, nodes.ones(np.eye(self.rows, dtype=bool)))
         keys = None if gain is None else nodes("Mul", self.key, gain)
         for size in block_sizes(self.rows):
-            from_border, key_t = self._sides(size)
+            same = at[:, None] // size == at // size
+            to_border = nodes.factors(self.decay, same & (at > at[:, None]))
+            from_border = nodes.factors(self.decay, same & (at <= at[:, None]))
+            key_t = nodes.swapped(nodes("Mul", self.key, to_border))
             pair = nodes.ones(neighbours(self.rows, size))
-            products = nodes("MatMul", nodes("Mul", query, from_border), key_t)
-            whole = nodes("Add", whole, nodes("Mul", products, pair))
+            of_query = nodes("MatMul", nodes("Mul", query, from_border), key_t)
+            whole = nodes("Add", whole, nodes("Mul", of_query, pair))
             if keys is not None:
                 of_keys = nodes("MatMul", nodes("Mul", keys, from_border), key_t)
                 parts.append(nodes("Mul", of_keys, pair))
         return whole, parts
-
-    def _sides(self, size: int) -> tuple[gs.Tensor, gs.Tensor]:
-        """Decays from the start of a token's block, and keys decayed to its end, transposed."""
-        nodes, at = self.nodes, np.arange(self.rows)
-        same = at[:, None] // size == at // size
-        to_border = nodes.factors(self.decay, same & (at > at[:, None]))
-        from_border = nodes.factors(self.decay, same & (at <= at[:, None]))
-        return from_border, nodes.swapped(nodes("Mul", self.key, to_border))
 
 
 def block_sizes(rows: int) -> list[int]:
@@ -129,8 +110,8 @@ def neighbours(rows: int, size: int) -> Where:
     return found
 
 
-def inverse(nodes: Nodes, parts: list[gs.Tensor], rows: int) -> gs.Tensor:
-    """(1 + the sum of parts)^-1, with parts as of `Products.of`.
+def inverse(nodes: Nodes, parts: Parts, rows: int) -> gs.Tensor:
+    """(1 + the sum of parts)^-1, with parts as of Products.
 
     From the inverses of blocks of b tokens to those of 2b: (a 0; c d)^-1 has -d^-1 c a^-1 below.
     """

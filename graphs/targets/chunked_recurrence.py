@@ -21,12 +21,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.passes.base import fresh, node
-from snapexport.graphs.targets.chunk_products import ByChannel, ByHead, Nodes, inverse
+from snapexport.graphs.targets.chunk_products import Nodes, Products, inverse
 from snapexport.graphs.targets.composed_attention import scaled
 from snapexport.graphs.targets.linear_parts import LinearParts
 
 LARGEST = 64
-"""Tokens of a sub-chunk."""
+"""Most tokens of a sub-chunk."""
 
 
 @dataclass(frozen=True)
@@ -66,27 +66,21 @@ def _times(nodes: Nodes, x: gs.Tensor, factor: gs.Tensor | None) -> gs.Tensor:
     return x if factor is None else nodes("Mul", x, factor)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ChunkedRecurrence:
-    """The nodes of one marker. Tensors of tokens are [N,B,G,H/G or 1,n,d], for N sub-chunks."""
+    """The nodes of one marker, for N sub-chunks of n tokens: at most `largest`.
+
+    Tensors of tokens are [N,B,G,H/G or 1,n,d]. Zeros fill the last sub-chunk: they change no state.
+    """
 
     nodes: Nodes
     parts: LinearParts
+    largest: int
 
-    @property
-    def count(self) -> int:
-        """N."""
-        return -(-self.parts.tokens // LARGEST)
-
-    @property
-    def rows(self) -> int:
-        """Tokens of each sub-chunk, n. Zeros fill the last one, and change no state."""
-        return -(-self.parts.tokens // self.count)
-
-    @property
-    def shared(self) -> int:
-        """Value heads of a query head, H/G."""
-        return self.parts.heads // self.parts.groups
+    def __post_init__(self) -> None:
+        self.count = -(-self.parts.tokens // self.largest)
+        self.rows = -(-self.parts.tokens // self.count)
+        self.shared = self.parts.heads // self.parts.groups
 
     def write(self) -> None:
         """Append the nodes."""
@@ -108,9 +102,10 @@ class ChunkedRecurrence:
         at = np.arange(self.rows)
         read = nodes.factors(decay, (at > 0) & (at <= at[:, None]))
         write = nodes.factors(decay, at > at[:, None])
-        kind = ByChannel if by_channel else ByHead
         beta = None if parts.beta is None else self._tiles(parts.beta, self.shared)
-        products, of_keys = kind(nodes, key, decay, self.rows).of(query, beta)
+        with_keys = Products(nodes, key, decay, self.rows)
+        choose = with_keys.by_channel if by_channel else with_keys.by_head
+        products, of_keys = choose(query, beta)
         return _SubChunk(
             query=nodes("Mul", query, read) if by_channel else query,
             key_t=nodes.swapped(nodes("Mul", key, write) if by_channel else key),

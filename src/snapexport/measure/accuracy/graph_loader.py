@@ -13,8 +13,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from onnxruntime import ExecutionOrder, InferenceSession
 from polygraphy import cuda as polygraphy_cuda
-from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+from polygraphy.backend.onnxrt import OnnxrtRunner
 from polygraphy.backend.trt import TrtRunner
 from polygraphy.exception import PolygraphyException
 from polygraphy.logger import G_LOGGER
@@ -23,6 +24,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphName
 from snapexport.errors import UserError, first_line, needs_extra
 from snapexport.measure.accuracy.sequence import Array, Feed
+from snapexport.runtime.ort.session import session_options
 
 Infer = Callable[[Feed], Feed]
 GraphLoader = Callable[[GraphName], AbstractContextManager[Infer]]
@@ -37,10 +39,27 @@ def on_onnxruntime(build: Build) -> GraphLoader:
 
     @contextmanager
     def load(graph: GraphName) -> Iterator[Infer]:
-        with OnnxrtRunner(SessionFromOnnx(str(build.graph(graph))), name=graph) as runner:
+        with OnnxrtRunner(lambda: _session(build, graph), name=graph) as runner:
             yield runner.infer
 
     return load
+
+
+def _session(build: Build, graph: GraphName) -> InferenceSession:
+    """A session whose weights stay mapped from their files, without a copy.
+
+    Left alone, ONNX Runtime rearranges weights, and widens those in fp16 as it loads them. Here
+    each is widened right before its product, and dropped after it.
+    """
+    options = session_options(None, prepack=build.manifest.holds_integers, settings={})
+    options.execution_order = ExecutionOrder.PRIORITY_BASED
+    options.enable_cpu_mem_arena = False
+    return InferenceSession(
+        build.graph(graph),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=["FuseFp16InitializerToFp32NodeTransformer"],
+    )
 
 
 def on_tensorrt(load_plan: LoadPlan) -> GraphLoader:

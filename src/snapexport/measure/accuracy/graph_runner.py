@@ -178,7 +178,9 @@ class GraphRunner(SequenceRunner):
         for spec in self._entry(graph).inputs:
             if names.is_past(spec.name):
                 present = out.get(names.present_of(spec.name), np.zeros((1, 1, 1, 1), spec.dtype))
-                past[spec.name] = np.broadcast_to(present[:1], spec.shape).copy()
+                if present.shape != tuple(spec.shape):  # a further copy would take a cache's memory
+                    present = np.broadcast_to(present[:1], spec.shape).copy()
+                past[spec.name] = present
         return past
 
     def _entry(self, graph: GraphName) -> GraphEntry:

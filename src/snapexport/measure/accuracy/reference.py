@@ -4,10 +4,11 @@ Refuses a checkpoint that can't be the build's: every difference would mean noth
 """
 
 import gc
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from snapexport.contract.build_directory import Build
@@ -21,6 +22,7 @@ from snapexport.exporter.models import make_model
 from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.text_files import CONFIG
+from snapexport.measure.accuracy.layer_weights import Chosen, Tensors, read_by_layer
 from snapexport.measure.accuracy.sequence import Array, SequenceRunner
 
 
@@ -63,6 +65,9 @@ class ReferenceRunner(SequenceRunner):
         return logits
 
 
+_SIXTEEN_BITS = {"F16": torch.float16, "BF16": torch.bfloat16}
+"""safetensors' names."""
+
 _SAME = (
     *("vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "value_head_dim", "kv_lora_rank", "cache_of", "attention_chunk_size"),
@@ -81,9 +86,7 @@ def _model_of(build: Build, model: str) -> Any:
     if checkpoint.gguf:
         return _gguf_model(checkpoint.gguf, decoder)
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            checkpoint.directory, config=decoder.config, dtype=torch.float32
-        ).eval()
+        return _loaded(checkpoint, decoder)
     except (ImportError, RuntimeError, ValueError) as error:
         if checkpoint.config.get(QUANTIZATION) is not None:
             raise UserError(
@@ -98,6 +101,28 @@ def _model_of(build: Build, model: str) -> Any:
                 "download the checkpoint again: the file is damaged or incomplete",
             ) from None
         raise
+
+
+def _loaded(checkpoint: Checkpoint, decoder: Decoder) -> Any:
+    """transformers' own model of the files: 16 bits stay where they are, and a layer is widened
+    when it runs."""
+    kinds = {
+        _SIXTEEN_BITS.get(tensor.dtype, torch.float32) for tensor in checkpoint.tensors.values()
+    }
+    dtype = kinds.pop() if len(kinds) == 1 else torch.float32
+    given = AutoModelForCausalLM.from_pretrained(
+        checkpoint.directory, config=decoder.config, dtype=dtype
+    ).eval()
+    if dtype == torch.float32:
+        return given
+    stored = given.state_dict()
+    model = make_model(decoder.config, dtype=torch.float32).eval()
+
+    def read(chosen: Chosen) -> Tensors:
+        return {name: one.float() for name, one in stored.items() if chosen(name)}
+
+    read_by_layer(model, decoder.names.layers, read)
+    return model
 
 
 def _gguf_model(header: GgufHeader, decoder: Decoder) -> Any:
@@ -128,24 +153,22 @@ def _own_model(build: Build) -> Any:
     config_alone = Checkpoint.of_configs(build.directory, tensors={})
     decoder = _matching_decoder(build, config_alone)
     model = make_model(decoder.config, decoder.whole, dtype=torch.float32).eval()
-    files = [build.directory / file.file for file in build.manifest.weights]
-    stored = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    whole = fp8.dequantized(dequantized(stored), config_alone.config)
-    tensors = derived.originals(_without_padding(whole, model), decoder)
-    missing = sorted(n for n in set(model.state_dict()) - set(tensors) if ".layers." in n)
-    if missing:
-        raise UserError(
-            f"{build.directory} does not hold {missing[0]} as the model has it",
-            "pass the checkpoint that was built as --model",
-        )
-    model.load_state_dict(tensors, strict=False, assign=True)
-    model.tie_weights()
+    opened: Any = safe_open  # without types
+    files = [opened(build.directory / one.file, "pt") for one in build.manifest.weights]
+    stored = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (no mapping)
+    columns = {n: one.shape[-1] for n, one in model.state_dict().items() if one.ndim == 2}
+
+    def read(chosen: Chosen) -> Tensors:
+        some = {name: file.get_tensor(name) for name, file in stored.items() if chosen(name)}
+        whole = fp8.dequantized(dequantized(some), config_alone.config)
+        return derived.originals(_without_padding(whole, columns), decoder)
+
+    read_by_layer(model, decoder.names.layers, read)
     return model
 
 
-def _without_padding(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+def _without_padding(tensors: Tensors, columns: Mapping[str, int]) -> Tensors:
     """Matrices with as many columns as the model's."""
-    columns = {n: one.shape[-1] for n, one in model.state_dict().items() if one.ndim == 2}
     return {n: one[..., : columns.get(n)] if one.ndim == 2 else one for n, one in tensors.items()}
 
 
