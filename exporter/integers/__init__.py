@@ -5,6 +5,6 @@ int4|int8` rounds others to them. Graphs read the integers as they lie (`marks.p
 them in parts (`parts.py`), and whoever wants numbers reads them dequantized.
 """
 
-from snapexport.exporter.integers.weight import LARGEST_SCALE, Form, IntegerRows, IntegerWeight
+from snapexport.exporter.integers.weight import LARGEST_SCALE, Form, Fp4, IntegerRows, IntegerWeight
 
-__all__ = ["LARGEST_SCALE", "Form", "IntegerRows", "IntegerWeight"]
+__all__ = ["LARGEST_SCALE", "Form", "Fp4", "IntegerRows", "IntegerWeight"]

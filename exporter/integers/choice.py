@@ -10,7 +10,7 @@ from snapexport.exporter.integers.joined import as_integers
 from snapexport.exporter.integers.parts import TRANSPOSED, Weight
 from snapexport.exporter.integers.rounded import RoundedWeight
 from snapexport.exporter.integers.signed import signed, symmetric
-from snapexport.exporter.integers.weight import Form
+from snapexport.exporter.integers.weight import Form, IntegerWeight
 from snapexport.exporter.tensor_file import Tensor
 
 if TYPE_CHECKING:
@@ -40,13 +40,19 @@ class Choice(Protocol):
 
 @dataclass(frozen=True)
 class Kept:
-    """What the checkpoint has as integers stays so (`--weights keep`). signed: around zero."""
+    """What the checkpoint has as integers stays so (`--weights keep`).
+
+    signed: around zero. floats: what it has as floats of 4 bits stays such.
+    """
 
     signed: bool = False
+    floats: bool = False
 
     def of(self, name: str, tensor: Tensor) -> Weight | None:
         """The integers as they are stored."""
         found = as_integers(tensor)
+        if self.floats and isinstance(found, IntegerWeight) and (floats := found.floats):
+            return floats
         return signed(found) if self.signed else found
 
 
@@ -100,11 +106,10 @@ def of_flag(
 
     signed: around zero, as `TargetCapabilities.signed_integers` says.
     """
-    kept = Kept(signed)
     if flag == "keep":
-        return kept
+        return Kept(signed, floats=signed)
     form, wide = (INT8, ()) if flag == "int8" else (INT4, _outer(decoder))
-    return Rounded(form, inputs, wide, kept)
+    return Rounded(form, inputs, wide, Kept(signed))
 
 
 def _outer(decoder: "Decoder") -> list[str]:

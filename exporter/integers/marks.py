@@ -14,6 +14,8 @@ import onnx_ir as ir
 
 from snapexport.exporter.integers.choice import Choice
 from snapexport.exporter.integers.parts import (
+    FACTOR,
+    FP4,
     MINIMA,
     ORDER,
     SCALES,
@@ -139,7 +141,8 @@ class _MarkedTrace:
     ) -> None:
         """x @ W^T [+ bias] -> BlockMatMul(x, parts) [+ bias], with the same output."""
         bias = product.inputs[2] if len(product.inputs) > 2 else None
-        parts = self._parts(weight, found, _OF_PRODUCTS, turned=turned)
+        ends = (*_OF_PRODUCTS, FACTOR) if found.form.floats else _OF_PRODUCTS
+        parts = self._parts(weight, found, ends, turned=turned)
         attributes = _attributes(found) | {"N": found.shape[0], "K": found.shape[1]}
         self._replace(product, [product.inputs[0], *parts], BLOCK_MATMUL, attributes, bias)
 
@@ -147,7 +150,9 @@ class _MarkedTrace:
         if self.sources[str(weight.name)] != self.marking.embedding:
             return  # of positions (GPT-2)
         found = self._integers(weight)
-        if found and found.shape[1] % found.form.block == 0 and not found.form.ordered:
+        if found is None or found.form.floats:
+            return
+        if found.shape[1] % found.form.block == 0 and not found.form.ordered:
             parts = self._parts(weight, found, _OF_LOOKUPS)
             self._replace(gather, [gather.inputs[1], *parts], BLOCK_GATHER, _attributes(found))
 
@@ -167,6 +172,9 @@ class _MarkedTrace:
         if found.form.signed:
             of_parts[packed] = found.shape
             types |= {SIGNED[4]: ir.DataType.INT4, SIGNED[8]: ir.DataType.INT8}
+        if found.form.floats:
+            types |= {FP4: ir.DataType.FLOAT4E2M1, SCALES: ir.DataType.FLOAT8E4M3FN}
+            types |= {FACTOR: ir.DataType.FLOAT}
         return [
             self._part(weight, stem + end, types.get(end, dtype), of_parts[end])
             if end in of_parts

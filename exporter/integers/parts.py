@@ -4,7 +4,9 @@
                     low half of byte i
     .signed4        uint8 [N,K/2], and .signed8, int8 [N,K]: the same less 2^(bits - 1), in their
                     place (signed.py)
-    .scales         [N,blocks], in the build's dtype
+    .fp4            uint8 [N,K/2], floats e2m1 in their place (Fp4)
+    .scales         [N,blocks], in the build's dtype; of .fp4 in fp8
+    .factor         fp32, of .fp4: one for all scales
     .zeros          uint8 [N, blocks * bits / 8], as above, rounded up; where blocks differ in it
     .minima         [N,blocks], in the build's dtype
     .order          int64 [K]: the weight's column for each column of the integers
@@ -22,15 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.exporter.integers.joined import IntegerStack
-from snapexport.exporter.integers.weight import Bits, Form, IntegerRows, IntegerWeight
+from snapexport.exporter.integers.weight import Bits, Form, Fp4, IntegerRows, IntegerWeight
 from snapexport.exporter.tensor_file import BLOCK, NUMPY_DTYPE, Progress, WeightWriter
 
 SCALES, ZEROS, MINIMA, ORDER, TRANSPOSED = ".scales", ".zeros", ".minima", ".order", ".transposed"
+FP4, FACTOR = ".fp4", ".factor"
 PACKED: Mapping[Bits, str] = {4: ".int4", 8: ".int8"}
 SIGNED: Mapping[Bits, str] = {4: ".signed4", 8: ".signed8"}
-_ENDS = (*PACKED.values(), *SIGNED.values(), SCALES, ZEROS, MINIMA, ORDER)
+_ENDS = (*PACKED.values(), *SIGNED.values(), FP4, SCALES, ZEROS, MINIMA, ORDER, FACTOR)
 
-Weight = IntegerWeight | IntegerStack
+Weight = IntegerWeight | IntegerStack | Fp4
 
 
 def whole(part: str) -> str:
@@ -41,7 +44,7 @@ def whole(part: str) -> str:
 
 def packed_end(form: Form) -> str:
     """The ending of the part that holds the integers."""
-    return (SIGNED if form.signed else PACKED)[form.bits]
+    return FP4 if form.floats else (SIGNED if form.signed else PACKED)[form.bits]
 
 
 def shapes(form: Form, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -60,6 +63,8 @@ def shapes(form: Form, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         found[MINIMA] = (*leading, blocks)
     if form.ordered:
         found[ORDER] = (columns,)
+    if form.floats:
+        found[FACTOR] = ()
     return found
 
 
@@ -80,6 +85,9 @@ def write(
     name: str, weight: Weight, dtype: str, directory: Path, progress: Progress
 ) -> Iterator[WeightWriter]:
     """Write a file for each part. Raises UserError for values that can't be read."""
+    if isinstance(weight, Fp4):
+        yield from _copied(name, weight, directory, progress)
+        return
     form, of_parts = weight.form, shapes(weight.form, weight.shape)
     small: dict[str, list[bytes]] = {end: [] for end in (SCALES, ZEROS, MINIMA)}
     packed = packed_end(form)
@@ -97,6 +105,16 @@ def write(
             for data in small[end]:
                 file.write(data)
         yield file
+
+
+def _copied(name: str, weight: Fp4, directory: Path, progress: Progress) -> Iterator[WeightWriter]:
+    for end, span in ((FP4, weight.values), (SCALES, weight.scales)):
+        with WeightWriter(directory, name + end, span.dtype, span.shape, progress) as file:
+            file.copy(span)
+        yield file
+    with WeightWriter(directory, name + FACTOR, "F32", (), progress) as file:
+        file.write(weight.factor.tobytes())
+    yield file
 
 
 def _padded(q: NDArray[np.uint8], form: Form) -> NDArray[np.uint8]:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from snapexport.exporter.integers.parts import (
+    FACTOR,
+    FP4,
     MINIMA,
     ORDER,
     PACKED,
@@ -17,6 +19,7 @@ from snapexport.exporter.integers.parts import (
 
 _MIDDLES = {4: 0x88, 8: 0x80}
 """The middle of each integer of a byte, which signed ones lack."""
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def dequantized(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -26,6 +29,9 @@ def dequantized(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     found = dict(stored)
     for name in stored:
+        if name.endswith(FP4):
+            stem = name.removesuffix(FP4)
+            found[stem] = _floats(found, stem)
         for bits, end in (*PACKED.items(), *SIGNED.items()):
             if name.endswith(end):
                 stem, packed = name.removesuffix(end), found.pop(name).view(torch.uint8)
@@ -52,6 +58,14 @@ def _weight(stored: dict[str, Tensor], stem: str, bits: int, packed: Tensor) -> 
         values += minima.float()[..., None]
     flat = values.reshape(*leading, -1)
     return flat if order is None else flat[..., : len(order)][..., torch.argsort(order)]
+
+
+def _floats(stored: dict[str, Tensor], stem: str) -> Tensor:
+    """A weight [N,K] of floats of 4 bits."""
+    values = _E2M1[_integers(stored.pop(stem + FP4), 4).long()]
+    scales = stored.pop(stem + SCALES).float() * stored.pop(stem + FACTOR)
+    in_blocks = values.reshape(*scales.shape, -1) * scales[..., None]
+    return in_blocks.flatten(-2)
 
 
 def _integers(packed: Tensor, bits: int) -> Tensor:

@@ -75,4 +75,4 @@ def signed(weight: Weight | None) -> Weight | None:
         return None
     if isinstance(weight, IntegerStack):
         return IntegerStack(tuple(Signed(part) for part in weight.parts))
-    return Signed(weight)
+    return Signed(weight) if isinstance(weight, IntegerWeight) else weight

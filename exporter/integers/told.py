@@ -16,6 +16,8 @@ from snapexport.files.safetensors import TensorSpan
 
 def label(form: Form) -> str:
     """A form, such as `int4-32+minima`: 4 bits, blocks of 32."""
+    if form.floats:
+        return f"fp{form.bits}-{form.block}"
     extra = "+zeros" * (form.zero is None) + "+minima" * form.minima + "+order" * form.ordered
     return f"int{form.bits}-{form.block}{extra}"
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.exporter.tensor_file import Calculated
+from snapexport.files.safetensors import TensorSpan
 
 Bits = Literal[4, 8]
 SMALLEST_BLOCK = 16
@@ -26,7 +27,7 @@ class Form:
     last block of a row may be cut off. zero: of every block, `middle` unless there are minima,
     where it moves integers around the middle; None: each block has its own. minima: whether each
     block has one. ordered: columns are in an order of their own. signed: less the middle, and in
-    whole blocks (signed.py).
+    whole blocks (signed.py). floats: e2m1 in the place of integers, with fp8 scales (Fp4).
     """
 
     bits: Bits
@@ -35,6 +36,7 @@ class Form:
     minima: bool = False
     ordered: bool = False
     signed: bool = False
+    floats: bool = False
 
     def __post_init__(self) -> None:
         assert self.minima or self.zero in (None, self.middle), self
@@ -79,12 +81,38 @@ class IntegerRows:
         return values
 
 
+@dataclass(frozen=True)
+class Fp4:
+    """A matrix [N,K] as NVFP4 stores it: w = value * scale * factor.
+
+    values: uint8 [N,K/2], e2m1, the first of two in the low half. scales: fp8 [N,K/16].
+    """
+
+    values: TensorSpan
+    scales: TensorSpan
+    factor: np.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, half = self.values.shape
+        return rows, 2 * half
+
+    @property
+    def form(self) -> Form:
+        return Form(4, SMALLEST_BLOCK, 8, signed=True, floats=True)
+
+
 class IntegerWeight(Calculated):
     """A weight that is read as integers, or dequantized."""
 
     @property
     @abstractmethod
     def form(self) -> Form: ...
+
+    @property
+    def floats(self) -> Fp4 | None:
+        """The floats of 4 bits as which it is stored; None: it is stored as integers."""
+        return None
 
     @property
     def order(self) -> NDArray[np.int64] | None:

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.errors import UserError
+from snapexport.exporter.integers import Fp4
 from snapexport.exporter.quantized.grouped import GroupedWeight
 from snapexport.exporter.quantized.packed import unpacked
-from snapexport.exporter.quantized.parts import array
+from snapexport.exporter.quantized.parts import array, as_scales
 from snapexport.exporter.quantized.quantization import AGAIN
 from snapexport.files.safetensors import TensorSpan
 
@@ -100,6 +101,19 @@ class Fp4Rows(StoredRows):
         if self.factor is not None:
             scales = scales * self._whole(self.factor)
         return scales * np.float32(0.5)
+
+    @property
+    def floats(self) -> Fp4 | None:
+        """NVFP4 as it is stored. Raises UserError for scales that are NaN."""
+        if self.scales.dtype != "F8_E4M3" or self.groups.size != 16 or self.groups.columns % 16:
+            return None
+        as_scales(self.name, array(self.scales))
+        factor = np.float32(1) if self.divisor is None else 1 / self._whole(self.divisor)
+        return Fp4(
+            self.weights,
+            self.scales,
+            factor if self.factor is None else factor * self._whole(self.factor),
+        )
 
     def _whole(self, span: TensorSpan) -> np.float32:
         value = np.float32(array(span).reshape(-1)[0])

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from snapexport.contract.targets import Target
@@ -12,6 +13,7 @@ from snapexport.graphs.markers import CACHE_DOMAIN, LINEAR_ATTENTION
 from snapexport.graphs.passes.base import node
 from snapexport.graphs.passes.causal_conv import causal_conv
 from snapexport.graphs.targets import TARGET_PASSES
+from tests.graphs.bodies import exported
 
 Array = NDArray[Any]
 NAMES = ("query", "key", "value", "decay", "beta", "past_state")
@@ -93,3 +95,18 @@ def conv_graph(inputs: dict[str, Array]) -> gs.Graph:
     states = [tensors["x"], tensors["weight"], tensors.get("bias"), tensors["past"]]
     graph.outputs = [causal_conv(graph, *states, tensors.get("valid"), present), present]
     return graph
+
+
+def run_in_place(graph: gs.Graph, inputs: dict[str, Array], past: str) -> dict[str, Array]:
+    """Outputs by name, of which the last one, the present state, takes the past one's buffer."""
+    output, present = (tensor.name for tensor in graph.outputs)
+    model = exported(graph).SerializeToString()
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    values = {name: ort.OrtValue.ortvalue_from_numpy(one.copy()) for name, one in inputs.items()}
+    binding = session.io_binding()
+    for name, one in values.items():
+        binding.bind_ortvalue_input(name, one)
+    binding.bind_output(output)
+    binding.bind_ortvalue_output(present, values[past])
+    session.run_with_iobinding(binding)
+    return {output: binding.copy_outputs_to_cpu()[0], present: values[past].numpy().copy()}

@@ -6,7 +6,7 @@ import torch
 
 from tests.graphs import bodies
 from tests.graphs.bodies import exported
-from tests.graphs.linear import Array, conv_graph
+from tests.graphs.linear import Array, conv_graph, run_in_place
 
 
 def convolved(inputs: dict[str, Array]) -> dict[str, Array]:
@@ -43,3 +43,13 @@ def test_columns_behind_the_valid_ones_do_not_become_state(valid: int) -> None:
     got = convolved({"x": x, "weight": weight, "past": past, "valid": np.array([valid])})
     seen = np.concatenate([past, x[:, :, :valid]], 2)
     np.testing.assert_array_equal(got["present"], seen[:, :, -3:])
+
+
+@pytest.mark.parametrize("columns", [1, 2, 9])
+def test_a_state_may_be_updated_in_its_buffer(columns: int) -> None:
+    rng = np.random.default_rng(2)
+    shapes = {"x": (2, 6, columns), "weight": (6, 1, 4), "bias": (6,), "past": (2, 6, 3)}
+    inputs = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    got = run_in_place(conv_graph(inputs), inputs, "past")
+    for found, want in zip(got.values(), convolved(inputs).values(), strict=True):
+        np.testing.assert_array_equal(found, want)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +17,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 from snapexport.contract.targets import Target
 from tests.graphs import bodies
 from tests.graphs.bodies import exported
-from tests.graphs.linear import SCALE, Array, Sizes, graph_of, recurrence
+from tests.graphs.linear import SCALE, Array, Sizes, graph_of, recurrence, run_in_place
 
 TARGETS: tuple[Target, ...] = ("onnxruntime", "portable", "openvino", "tensorrt", "tensorrt-rtx")
 FORMS: tuple[Target, ...] = ("onnxruntime", "portable")
@@ -105,17 +104,7 @@ def test_weak_decays_behind_strong_ones_lose_no_digits(target: Target, kind: str
 @pytest.mark.parametrize("target", FORMS)
 def test_a_state_may_be_updated_in_its_buffer(target: Target, kind: str, tokens: int) -> None:
     inputs = replace(KINDS[kind], tokens=tokens).random(0)
-    graph = exported(graph_of(inputs, target)).SerializeToString()
-    session = ort.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    values = {name: ort.OrtValue.ortvalue_from_numpy(one.copy()) for name, one in inputs.items()}
-    binding = session.io_binding()
-    for name, one in values.items():
-        binding.bind_ortvalue_input(name, one)
-    binding.bind_output("output")
-    binding.bind_ortvalue_output("present_state", values["past_state"])
-    session.run_with_iobinding(binding)
-    output = binding.copy_outputs_to_cpu()[0]
-    compare({"output": output, "present_state": values["past_state"].numpy()}, recurrence(inputs))
+    compare(run_in_place(graph_of(inputs, target), inputs, "past_state"), recurrence(inputs))
 
 
 def tensors(inputs: dict[str, Array]) -> dict[str, torch.Tensor]:

@@ -3,6 +3,8 @@
 Weights of 8 bits and experts are dequantized as a whole, in scratch memory, when they are due.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from onnx.helper import make_tensor_value_info as info
 from snapexport.build import build
 from snapexport.graphs.surgery import IR_VERSION
 from tests.exporter import gguf_files
+from tests.exporter.test_fp4_kept import nvfp4
 from tests.exporter.test_signed_integers import quantized_by
 from tests.rtx.conftest import SMALL
 from tests.rtx.library import Answer, ask
@@ -97,3 +100,25 @@ def test_builds_of_every_form_are_accepted(method: str, name: str, tmp_path: Pat
     for graph in ("prefill", "decode"):
         answer = ask(made.graph(graph), ("8.6",))
         assert answer.accepted and answer.layers["DEQUANTIZE"] > 13, answer.errors
+
+
+def test_nvfp4_is_compiled_for_gpus_that_have_it_and_dequantized_when_due(tmp_path: Path) -> None:
+    scratch = []
+    for layers in (2, 4):
+        nvfp4(tmp_path / f"m{layers}", "modelopt", num_hidden_layers=layers, **WIDE)
+        options = SMALL | {"dtype": "bf16", "target": "tensorrt-rtx", "weights": "keep"}
+        made = build(tmp_path / f"m{layers}", tmp_path / f"b{layers}", **options)
+        found = ask(made.graph("decode"), ("12.0",))
+        assert found.accepted and found.nbytes and found.scratch is not None, found.errors
+        assert found.nbytes < 15e6 * layers * 4.6 / 8 + 4e6
+        scratch.append(found.scratch)
+    assert scratch[1] < scratch[0] + 4e6
+    assert "fp4_e2m1" in ask(made.graph("decode"), ("8.9",)).errors[0]
+    command = [sys.executable, "-m", "snapexport", "engine", str(made.directory)]
+    command += ["--graphs", "decode"]
+    refused = subprocess.run(
+        [*command, "--compute-capability", "8.9"], capture_output=True, text=True, timeout=300
+    )
+    assert refused.returncode == 2 and "NVFP4 weights" in refused.stderr
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "12.0, 12.1" in done.stdout, done.stderr

@@ -1,14 +1,15 @@
 """Reads weights of integers by DequantizeLinear, block by block, as TensorRT's parser takes it.
 
     product    x W^T = Gemm(x, DequantizeLinear(q, scales)) [+ sums(x) minima^T]
+    of NVFP4   the same, of the scales DequantizeLinear(fp8, factor)
     lookup     Gather(DequantizeLinear(q, scales), indices), of which only the rows are dequantized
     experts    Experts, of dequantized stacks
 
-The builder of TensorRT for RTX 1.7 multiplies with 4 bits as they are stored. Weights of 8 bits and
-experts it dequantizes as a whole in each run, all of them at its start, unless their scales depend
-on the activations: max(scales, min(x, -65504)) is the scales, and comes when the layer is due. The
-parser refuses constants that are negative or zero as scales, which GGUF files and empty blocks
-have; behind an Identity they are none.
+The builder of TensorRT for RTX 1.7 multiplies with INT4 as it is stored. Weights of 8 bits, NVFP4
+and experts it dequantizes as a whole in each run, all of them at its start, unless their scales
+depend on the activations: max(scales, min(x, -65504)) is the scales, and comes when the layer is
+due. The parser refuses constants that are negative or zero as scales, which GGUF files and empty
+blocks have; behind an Identity they are none.
 """
 
 from dataclasses import dataclass
@@ -42,12 +43,15 @@ class Dequantized:
 def _product(graph: gs.Graph, marker: gs.Node) -> None:
     wide = marker.attrs["bits"] > 4
     (x, *parts), (out,) = cut(graph, marker)
-    q, scales, _, minima, order = _padded(parts, 5)
+    q, scales, _, minima, order, factor = _padded(parts, 6)
     *leading, width = x.shape
     (rows,) = node(graph, "Reshape", [x, int64s(graph, -1, width)])
     if not order.is_empty():
         (rows,) = node(graph, "Gather", [rows, order], axis=-1)
-    weight = _dequantized(graph, q, scales, due=rows if wide else None)
+    if factor.is_empty():
+        weight = _dequantized(graph, q, scales, due=rows if wide else None)
+    else:
+        weight = _of_floats(graph, q, scales, factor, rows)
     product = node(graph, "Gemm", [rows, weight], transB=1)
     if not minima.is_empty():
         blocks = minima.shape[1]
@@ -95,14 +99,30 @@ def _dequantized(
     if due is None:
         (read,) = node(graph, "Identity", [scales])
     else:
-        limit = gs.Constant(fresh(graph, "const"), np.array(_BELOW_ALL_SCALES, np.float32))
-        (below,) = node(graph, "CastLike", [limit, scales])
-        (lowest,) = node(graph, "ReduceMin", [due], keepdims=0)
-        (low,) = node(graph, "Min", [lowest, below])
-        (read,) = node(graph, "Max", [scales, low])
+        read = _waiting(graph, scales, due)
     made = gs.Variable(fresh(graph, "weight"), scales.dtype, q.shape)
     blocks = {"axis": len(q.shape) - 1, "block_size": q.shape[-1] // scales.shape[-1]}
     return node(graph, "DequantizeLinear", [q, read], [made], **blocks)[0]
+
+
+def _of_floats(
+    graph: gs.Graph, q: gs.Constant, scales: gs.Constant, factor: gs.Constant, due: gs.Tensor
+) -> gs.Tensor:
+    """The weight of NVFP4, rounded once, to the type of the activations."""
+    in_fp32 = node(graph, "DequantizeLinear", [scales, _waiting(graph, factor, due)])
+    blocks = {"axis": 1, "block_size": q.shape[1] // scales.shape[1]}
+    return node(
+        graph, "CastLike", [*node(graph, "DequantizeLinear", [q, *in_fp32], **blocks), due]
+    )[0]
+
+
+def _waiting(graph: gs.Graph, scales: gs.Tensor, due: gs.Tensor) -> gs.Tensor:
+    """The scales, once the activations are there."""
+    limit = gs.Constant(fresh(graph, "const"), np.array(_BELOW_ALL_SCALES, np.float32))
+    (lowest,) = node(graph, "ReduceMin", [due], keepdims=0)
+    below, low = (node(graph, "CastLike", [one, scales])[0] for one in (limit, lowest))
+    (least,) = node(graph, "Min", [low, below])
+    return node(graph, "Max", [scales, least])[0]
 
 
 def _padded(parts: list[gs.Tensor], count: int) -> list[gs.Tensor]:

@@ -77,6 +77,7 @@ class Build:
             "target": manifest.target,
             "dtype": manifest.dtype,
             "held_in": manifest.cache_dtype,
+            "holds_fp4": manifest.holds_fp4,
             "compresses": manifest.geometry.compresses,
             "has_extend": "extend" in manifest.graphs,
             "has_baseline": self.has_baseline or not manifest.geometry.compresses,

@@ -117,6 +117,11 @@ class Manifest(Strict):
         return self.quantization in ("keep", "int8", "int4")
 
     @property
+    def holds_fp4(self) -> bool:
+        """Whether weights are stored as floats of 4 bits."""
+        return any(form.startswith("fp4") for form in self.matrices)
+
+    @property
     def comparison(self) -> str:
         """What was compared with transformers when the build was made, as a sentence."""
         found = self.verified

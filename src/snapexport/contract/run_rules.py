@@ -30,6 +30,7 @@ WITHOUT_EXTEND = fact("a build without --extend", "has_extend", value=False, joi
 WITHOUT_BASELINE = fact("a build without --baseline", "has_baseline", value=False, joined="for")
 WITHOUT_ENGINES = fact("a build without engines", "has_engines", value=False, joined="for")
 BF16 = fact("a bf16 build", "dtype", "bf16")
+FP4 = fact("a build with NVFP4 weights", "holds_fp4")
 OWN_OPERATORS = Choice(
     "a build with --target {target}",
     {"target": "onnxruntime"},
@@ -156,6 +157,15 @@ RUN_RULES: tuple[Rule, ...] = (
         "ONNX Runtime cannot calculate in bf16 there",
         "use --dtype fp32, or a GPU: --backend onnxruntime-cuda, or engines of --target "
         f"{targets_with('runs_on_gpu')}",
+    ),
+    *(
+        Rule(
+            FP4,
+            choice,
+            "ONNX Runtime has no kernel for them",
+            "use engines, or build it again with --weights dequantize",
+        )
+        for choice in (ON_CPU, CUDA)
     ),
     Rule(PREPACK, OPENVINO, "it always has one", LEAVE_OUT),
     Rule(THREADS, NOT_ITS_CPU, "it is for the CPU", "leave it out, or use --device CPU"),

@@ -71,9 +71,9 @@ class EngineLibrary:
     module: its Python bindings. extra: of snapexport, which installs it. oldest: the first version
     whose parser has TensorScatter, with which our graphs write caches. newest: the first version
     that was not tried. capabilities: GPUs by compute capability for which it compiles ahead of
-    time, on any machine; empty: it compiles on the GPU that runs the engine. fp8_capabilities:
-    those of them that have fp8. host_copies: of the weights in host memory during a build.
-    host_bytes: host memory before the first layer.
+    time, on any machine; empty: it compiles on the GPU that runs the engine. fp8_capabilities,
+    fp4_capabilities: those of them that have fp8, and NVFP4. host_copies: of the weights in host
+    memory during a build. host_bytes: host memory before the first layer.
     """
 
     title: str
@@ -83,6 +83,7 @@ class EngineLibrary:
     newest: tuple[int, int]
     capabilities: tuple[str, ...] = ()
     fp8_capabilities: tuple[str, ...] = ()
+    fp4_capabilities: tuple[str, ...] = ()
     host_copies: float = 2.0
     host_bytes: int = 2 * 2**30
 
@@ -104,6 +105,7 @@ TENSORRT_RTX = EngineLibrary(
     capabilities=("8.0", "8.6", "8.9", "12.0", "12.1"),
     # Its builder: "Cannot compile for target(s) sm86, because the model contains fp8_e4m3".
     fp8_capabilities=("8.9", "12.0", "12.1"),
+    fp4_capabilities=("12.0", "12.1"),
     host_copies=1.4,
     host_bytes=2**28,
 )

@@ -58,7 +58,7 @@ ELEMENT_TYPES = (
     _type("float8_e8m0fnu", 8, "F8_E8M0"),
     _type("float6_e2m3fn", 6, "F6_E2M3"),
     _type("float6_e3m2fn", 6, "F6_E3M2"),
-    _type("float4_e2m1fn", 4, "F4"),
+    _type("float4_e2m1fn", 4, "F4", onnx="FLOAT4E2M1", tensorrt="FP4"),
 )
 """All the types of the safetensors library, which has the others' but int4."""
 

@@ -66,14 +66,10 @@ class Job:
     @classmethod
     def ahead_of_time(cls, build: Build, library: EngineLibrary, options: EngineOptions) -> "Job":
         """Engines for GPUs by their compute capabilities, built on any machine."""
-        has_fp8 = build.manifest.quantization == "fp8"
-        known = [
-            capability
-            for capability in known_capabilities(library)
-            if capability in library.fp8_capabilities or not has_fp8
-        ]
+        what, having = _instructions(build, library)
+        known = [one for one in known_capabilities(library) if one in having]
         wanted = list(options.compute_capabilities or known)
-        _require_fp8(build, library, wanted)
+        _require_instructions(what, having, wanted)
         if missing := [capability for capability in wanted if capability not in known]:
             raise UserError(
                 f"{library.title} {version()} has no compute capability {', '.join(missing)}",
@@ -103,13 +99,23 @@ def build_all(
     return folder.name
 
 
-def _require_fp8(build: Build, library: EngineLibrary, wanted: list[str]) -> None:
-    without = [capability for capability in wanted if capability not in library.fp8_capabilities]
-    if build.manifest.quantization == "fp8" and without:
+def _instructions(build: Build, library: EngineLibrary) -> tuple[str, tuple[str, ...]]:
+    """A type of the weights that not all GPUs have, and those that have it."""
+    if build.manifest.quantization == "fp8":
+        return "fp8", library.fp8_capabilities
+    if build.manifest.holds_fp4:
+        return "NVFP4", library.fp4_capabilities
+    return "", library.capabilities
+
+
+def _require_instructions(what: str, having: tuple[str, ...], wanted: list[str]) -> None:
+    """Raise UserError for GPUs that have none. Unknown ones are refused later."""
+    without = [one for one in wanted if one not in having]
+    if what and without:
         raise UserError(
-            f"the build has fp8 weights, which GPUs of compute capability {', '.join(without)} "
+            f"the build has {what} weights, which GPUs of compute capability {', '.join(without)} "
             "have no instructions for",
-            f"choose from {', '.join(library.fp8_capabilities)}, or build without --weights fp8",
+            f"choose from {', '.join(having)}, or build it again with --weights dequantize",
         )
 
 

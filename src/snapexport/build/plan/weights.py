@@ -92,10 +92,15 @@ def largest_dequantized_bytes(model: PlannedModel, options: BuildOptions) -> int
 def _dequantized(model: PlannedModel, forms: PlannedForms) -> list[int]:
     """Elements of what a step for a compiler dequantizes: matrices of 8 bits, layers of experts."""
     both = zip(model.linear, forms.linear, strict=True)
-    found = [prod(size) for size, form in both if form and form.signed and form.bits > 4]
+    found = [prod(size) for size, form in both if form and form.signed and not _as_stored(form)]
     if model.experts and forms.experts and forms.experts.signed:
         found += [model.experts.count * model.experts.elements] * model.experts.layers
     return found
+
+
+def _as_stored(form: "Form") -> bool:
+    """Whether a compiler multiplies with it as it is stored."""
+    return form.bits == 4 and not form.floats
 
 
 def _fp8_elements(model: PlannedModel) -> tuple[int, int]:
@@ -167,7 +172,8 @@ def _integer_bytes(rows: int, columns: int, form: "Form | None", item: int) -> i
     packed = blocks * form.block * bits // 8
     zeros = ceil(blocks * bits / 8) if form.zero is None else 0
     order = columns * 8 if form.ordered else 0
-    return order + rows * (packed + zeros + blocks * item * (2 if form.minima else 1))
+    of_scale = 1 if form.floats else item
+    return order + rows * (packed + zeros + blocks * of_scale * (2 if form.minima else 1))
 
 
 def _expert_bytes(model: PlannedModel, form: "Form | None", item: int) -> int:
