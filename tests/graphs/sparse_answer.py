@@ -45,31 +45,34 @@ class _Sparse(_Run):
         if not self.is_sparse or one.window or one.chunk:
             return seen
         past, keys = int(positions[0]), self.keys[self.model.source(layer)]
-        chosen = self._blocks(query, keys[:, :past], one.scale)
-        held = torch.zeros(keys.shape[:2], dtype=torch.bool)
-        held[:, past:] = True
-        held[:, :past] = chosen.repeat_interleave(self.block, 1)
+        held, doubt = seen_blocks(query, keys, past, one.scale, self.budget, self.block)
+        self.doubt = min(self.doubt, doubt)
         return seen & held[:, None]
 
-    def _blocks(self, query: Tensor, keys: Tensor, scale: float) -> Tensor:
-        """Bool [Hkv,blocks]: the first, the latest half of the budget, and the best others."""
-        count, heads = self.budget // self.block, len(keys)
-        means = keys.unflatten(1, (-1, self.block)).mean(2)
-        asked = query.unflatten(1, (-1, self.block)).mean(2).unflatten(0, (heads, -1))
-        found = torch.zeros(means.shape[:2], dtype=torch.bool)
-        found[:, 0] = found[:, means.shape[1] - count // 2 :] = True
-        others = ~found[0]
-        scores = (asked @ means[:, None].mT * scale)[..., others]
-        votes = scores.softmax(-1).sum((1, 2))
-        best = votes.sort(descending=True, stable=True)
-        room = count - int(found[0].sum())
-        if room < votes.shape[1]:
-            gaps = best.values[:, room - 1] - best.values[:, room]
-            self.doubt = min(self.doubt, float(gaps.min()))
-        chosen = torch.zeros_like(votes, dtype=torch.bool)
-        chosen.scatter_(1, best.indices[:, :room], True)
-        found[:, others] = chosen
-        return found
+
+def seen_blocks(
+    query: Tensor, keys: Tensor, past: int, scale: float, budget: int, block: int
+) -> tuple[Tensor, float]:
+    """The positions that a sparse chunk of queries [H,C,D] sees of keys [Hkv,N,D]: bool [Hkv,N].
+
+    Of the past the first block, the latest half of the budget, and the best others; and all that
+    follows. Also the smallest distance of that choice from another.
+    """
+    count, heads = budget // block, len(keys)
+    means = keys[:, :past].double().unflatten(1, (-1, block)).mean(2)
+    asked = query.double().unflatten(1, (-1, block)).mean(2).unflatten(0, (heads, -1))
+    found = torch.zeros(means.shape[:2], dtype=torch.bool)
+    found[:, 0] = found[:, means.shape[1] - count // 2 :] = True
+    others, room, doubt = ~found[0], count - int(found[0].sum()), 1.0
+    votes = (asked @ means[:, None].mT * scale)[..., others].softmax(-1).sum((1, 2))
+    best = votes.sort(descending=True, stable=True)
+    if room < votes.shape[1]:
+        doubt = float((best.values[:, room - 1] - best.values[:, room]).min())
+    chosen = torch.zeros_like(votes, dtype=torch.bool)
+    found[:, others] = chosen.scatter_(1, best.indices[:, :room], True)
+    held = torch.ones(keys.shape[:2], dtype=torch.bool)
+    held[:, :past] = found.repeat_interleave(block, 1)
+    return held, doubt
 
 
 def sparse_answer(

@@ -86,6 +86,7 @@ class Case:
     top_tokens: int = 0
     share_weights: bool | None = None
     extend: bool = False
+    prefill_budget: int = 0
     tokens_per_step: int = 1
     mtp: bool = False
     weights: str | None = None

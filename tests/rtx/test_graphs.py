@@ -23,6 +23,7 @@ SMALL: dict[str, Any] = conftest.SMALL | {"dtype": "bf16", "pool_kernel": 5}
 SAGE = {"policy": "sage", "L_max": 64, "L_recent": 12, "K": 8, "prefill_chunk": 24}
 FULL = {"policy": "full", "L_max": 64, "prefill_chunk": 24, "dtype": "bf16"}
 STREAMING = FULL | {"policy": "streaming", "extend": True, "L_recent": 12, "dtype": "fp16"}
+SPARSE = {"L_max": 128, "prefill_chunk": 16, "prefill_budget": 64}
 SLIDING = {"L_max": 64, "prefill_chunk": 64, "dtype": "bf16"}
 FULL_SEVERAL = FULL | {"tokens_per_step": 8}
 REPEATED = {"vote_queries": "repeat", "L_max": 4096, "kv_budget": 512, "prefill_chunk": 256}
@@ -77,6 +78,9 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama, fp16": ("llama", {}, {"dtype": "fp16"}),
     "llama, weights of its own": ("llama-tied", {}, {"share_weights": False, "baseline": True}),
     "llama, capacities": ("llama", {}, {"L_max": 128, "prefill_capacities": (32, 64)}),
+    "llama, sparse prefill": ("llama", {}, SPARSE),
+    "gpt-oss, sparse prefill": ("gpt-oss", {}, SPARSE | {"prefill_capacities": (32,)}),
+    "gemma3, sparse prefill": ("gemma3", {}, SPARSE),
     "llama, fp32": ("llama", {}, {"dtype": "fp32", "baseline": True}),
     "llama, yarn, single shot": ("llama-yarn", {}, {"prefill_chunk": 64}),
     "llama, tied, top tokens": ("llama-tied", {}, {"top_tokens": 16}),

@@ -30,10 +30,10 @@ from rich.table import Table
 from rich.text import Text
 
 from snapexport.cli import flags
-from snapexport.cli.console import ERR, OUT, AnswerProgress, print_estimate
+from snapexport.cli.console import ERR, OUT, AnswerProgress, duration, print_estimate
 from snapexport.contract.build_directory import Build
 from snapexport.errors import needs_extra
-from snapexport.measure.eval.options import DEFAULT_TASKS, MODES, EvalOptions
+from snapexport.measure.eval.options import DEFAULT_MINUTES, DEFAULT_TASKS, MODES, EvalOptions
 from snapexport.measure.eval.tasks import TASKS
 
 HELP = "accuracy on long-context tasks: the full cache, SnapStream and other policies"
@@ -59,6 +59,9 @@ CHOICES = {
     "chat": "ask tasks and instructions in the chat template (default: if the build has one)",
     "seed": "the first sample's seed",
     "threads": "CPU threads of ONNX Runtime (default: all cores)",
+    "minutes": "time for the tasks: samples that would end later are left out, and what they would "
+    f"take is told; 0: no limit (default: {DEFAULT_MINUTES} if none of the flags that say what to "
+    "measure is given, else 0)",
 }
 
 
@@ -109,12 +112,21 @@ def _show(report: dict[str, Any], arguments: argparse.Namespace) -> None:
         files = f"{arguments.out}: {', '.join(('report.json', 'samples.jsonl', *written))}"
         ERR.print(files, style="dim", soft_wrap=True)
     if not report["complete"]:
-        again = "; the same command goes on from here" if arguments.out else ""
-        ERR.print(f"note: interrupted, so that this is a part of the evaluation{again}")
+        ERR.print(f"note: {_why_incomplete(report, bool(arguments.out))}", soft_wrap=True)
     if arguments.json:
         print(json.dumps(report))
     else:
         _print_report(report)
+
+
+def _why_incomplete(report: dict[str, Any], goes_on: bool) -> str:
+    left_out = report["left_out"]
+    if not (count := left_out["samples"]):
+        again = "; the same command goes on from here" if goes_on else ""
+        return f"interrupted, so that this is a part of the evaluation{again}"
+    more = f"{count} more {'samples' if count > 1 else 'sample'} would take about"
+    again = ", and go on from here" if goes_on else ""
+    return f"the time was up: {more} {duration(left_out['seconds'])} (--minutes 0{again})"
 
 
 _HEADINGS = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.graph_kinds import MTP_PREFILL
+from snapexport.contract.graph_kinds import MTP_PREFILL, PREFILL_SPARSE
 from snapexport.contract.graph_specs import Shape
 from snapexport.contract.layer_heads import LayerHeads
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
@@ -122,7 +122,7 @@ def composed_attention(manifest: Manifest) -> dict[str, int]:
 
 def _composed(manifest: Manifest, graph: GraphEntry) -> Iterator[int]:
     """Bytes of the scores of each attention that is not fused."""
-    for layer, batch, rows, slots in _attentions(manifest.model, graph):
+    for layer, batch, rows, slots in _attentions(manifest, graph):
         beside_sinks = layer.sinks and batch > 1  # the sink's slot is made for one row of the batch
         if beside_sinks or not _is_fused(manifest, layer, rows, slots):
             yield batch * layer.heads * rows * slots * _FP32
@@ -137,16 +137,20 @@ def _is_fused(manifest: Manifest, layer: LayerHeads, rows: int, slots: int) -> b
     return plain and fits(BY_FLAG[manifest.dtype].bytes, rows, slots, layer.query_dim)
 
 
-def _attentions(model: ModelFacts, graph: GraphEntry) -> Iterator[tuple[LayerHeads, int, int, int]]:
+def _attentions(
+    manifest: Manifest, graph: GraphEntry
+) -> Iterator[tuple[LayerHeads, int, int, int]]:
     """(heads, B, C, S) for each cache: rows and keys. Of a single shot its rows are its keys.
 
-    A chunk is written into its cache, or comes after it (extend).
+    A chunk is written into its cache, or comes after it (extend), or after a part of it (sparse).
     """
     inputs = {spec.name: spec.shape for spec in graph.inputs}
     if names.INPUT_IDS not in inputs:
         return
     batch, rows = inputs[names.INPUT_IDS]
-    added, layers = rows if graph.file == "extend.onnx" else 0, model.num_hidden_layers
+    model, added = manifest.model, rows if graph.file == "extend.onnx" else 0
+    is_sparse, layers = graph.file == f"{PREFILL_SPARSE}.onnx", model.num_hidden_layers
+    budget = manifest.graph_options.prefill_budget
     caches = {
         names.number_of(n): shape[2] + added
         for n, shape in inputs.items()
@@ -154,4 +158,6 @@ def _attentions(model: ModelFacts, graph: GraphEntry) -> Iterator[tuple[LayerHea
     }
     for number, slots in (caches or dict.fromkeys(range(layers), rows)).items():
         # Where caches are of head groups, they are more, and all layers have the same heads.
-        yield model.layer(min(number, layers - 1)), batch, rows, slots
+        layer = model.layer(min(number, layers - 1))
+        is_part = is_sparse and layer.reach <= budget
+        yield layer, batch, rows, min(budget + rows, slots) if is_part else slots

@@ -65,6 +65,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "votes with ties": {"vote": "sum-squares", "pool": "max", "softmax": "causal", "group": "max"},
     "full cache": {"policy": "full"},
     "nothing kept": {"policy": "streaming"},
+    "sparse prefill": {"prefill_chunk": 8, "prefill_budget": 24},
 }
 
 

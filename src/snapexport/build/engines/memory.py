@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract import names
-from snapexport.contract.graph_kinds import MTP, graph_of
+from snapexport.contract.graph_kinds import MTP, PREFILL_SPARSE, graph_of
 from snapexport.contract.interface import weight_inputs
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.memory import (
@@ -132,6 +132,9 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     if not layers or (rows == 1 and not scores):
         return 0
     copied = max(map(tensor_bytes, layers))
+    if name == PREFILL_SPARSE:  # the chunk comes after a part of the cache
+        read = manifest.graph_options.prefill_budget + rows
+        copied, slots = copied * read // slots, read
     if name == "extend":  # the chunk comes after the cache
         copied, slots = copied * (slots + rows) // slots, slots + rows
         scores = max(scores, _vote_scratch(manifest, slots))

@@ -164,6 +164,7 @@ class Grid:
     """Every sample goes through every system in every mode, and so does every prompt of documents.
 
     hit_samples: as given, or 0 where attention can't be recomputed (soft-capped scores).
+    seconds: for the samples of tasks.
     """
 
     build: Build
@@ -171,6 +172,7 @@ class Grid:
     requests: Requests
     systems: tuple[System, ...]
     hit_samples: int
+    seconds: float
 
     @property
     def records(self) -> int:
@@ -200,6 +202,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     """The grid of an evaluation. Raises UserError where the build can't run it."""
     _require_usable(build)
     _require_full(options)
+    seconds = options.seconds
     options = _with_tasks(build, options)
     model, own = build.manifest.model, build.manifest.geometry
     lengths = tuple(sorted(options.lengths or (_default_length(own, model),)))
@@ -227,7 +230,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
         layer.sinks for layer in build.manifest.model.layers
     )
     hit_samples = 0 if has_other_scores else options.hit_samples
-    return Grid(build, options, requests, tuple(systems), hit_samples)
+    return Grid(build, options, requests, tuple(systems), hit_samples, seconds)
 
 
 def _with_tasks(build: Build, options: EvalOptions) -> EvalOptions:
