@@ -281,8 +281,8 @@ def test_counted_answers_are_the_most_frequent_words_at_every_length(
 
 def test_a_passage_answers_its_question_and_another_passage_does_not() -> None:
     made = [sample("qa", seed) for seed in range(9)]
-    asked = {one.question.split()[0]: one for one in made}
-    assert set(asked) == {"Where", "When"}
+    asked = {one.question.split()[-3]: one for one in made}
+    assert len(asked) > 2
     for one in asked.values():
         (name,) = set(re.findall(r"[A-Z]\w+m\b", one.question))
         first, second = re.findall(r".* was a miller's child .*\n", one.context)
@@ -294,7 +294,7 @@ def test_the_asked_function_is_python_and_returns_the_answer() -> None:
     one = sample("function", tokens=2048)
     defined: dict[str, Any] = {}
     exec(one.context, defined)
-    name = re.findall(r"function (\w+) returns", one.question)[0]
+    name = re.findall(r"function (\w+)", one.question)[0]
     assert defined[name](31, 10**9) == eval(one.answers[0], {"a": 31, "b": 10**9})
     assert len(defined) > 20
 

@@ -69,14 +69,14 @@ def passage_question(draws: Draws) -> Haystack:
 
 
 def function(draws: Draws) -> Haystack:
-    """The returned expression of one function of many, for models of code (like RepoQA)."""
+    """The line of one function of many, copied, for models of code (like RepoQA)."""
     name, code = _function(draws)
     return Haystack(
         intro="# The functions of a Python module.\n",
         needles=(f"def {name}(a, b): return {code}\n",),
         noise=_functions(draws),
-        question=f"What does the function {name} of this module return?\n"
-        f"The function {name} returns",
+        question=f"Copy the line of this module that defines the function {name}.\n"
+        f"def {name}(a, b): return",
         answers=(code,),
     )
 
@@ -100,9 +100,9 @@ def _passage(name: str, born: str, year: str, later: str) -> str:
 def _questions(name: str, born: str, year: str, later: str) -> list[tuple[str, str]]:
     """What can be asked about a person, each with the answer."""
     return [
-        (f"Where did {name} grow up?\n{name} grew up in", born),
-        (f"Where was the bakery of {name}?\nThe bakery of {name} was in", later),
-        (f"When did {name} leave home?\n{name} left home in", year),
+        (f"In which town did {name} grow up?\n{name} grew up in", born),
+        (f"In which town was the bakery of {name}?\nThe bakery of {name} was in", later),
+        (f"In which year did {name} leave home?\n{name} left home in", year),
     ]
 
 

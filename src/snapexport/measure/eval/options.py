@@ -23,6 +23,8 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 DEFAULT_TASKS = "niah_single", "phrase_4", "niah_multikey", "qa"
 """A short answer and a long one, one among many like it, and one that is asked in other words."""
 DEFAULT_MINUTES = 10
+ABLE = 0.5
+"""Score of the full cache from which on a task tells caches apart."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,10 @@ from typing import Any
 from snapexport.errors import UserError
 from snapexport.measure.eval.answers import Answer
 from snapexport.measure.eval.continuations import Continuation
+from snapexport.measure.eval.options import ABLE
 from snapexport.measure.eval.summaries import mean, rows, stderr
 
 JOURNAL = "samples.jsonl"
-
-ABLE = 0.5
-"""Score of the full cache from which on a task tells caches apart."""
 
 Key = tuple[str, int, str, str, int, int]
 
