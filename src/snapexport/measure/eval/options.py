@@ -15,10 +15,16 @@ agnostic: the question comes after the prompt was compressed.
 late: as aware, and the question is repeated after so much other text that no ring holds any of the
 prompt."""
 
+HaystackName = Literal["manual", "sentences"]
+"""manual: the prose of Python's manual. sentences: nine sentences over and over, as RULER's noise,
+which flatter every cache that votes."""
+
 MODES: tuple[Mode, ...] = get_args(Mode)
-DEFAULT_TASKS = "niah_single", "phrase_4"
-"""A short answer and a long one."""
+DEFAULT_TASKS = "niah_single", "phrase_4", "niah_multikey", "qa"
+"""A short answer and a long one, one among many like it, and one that is asked in other words."""
 DEFAULT_MINUTES = 10
+ABLE = 0.5
+"""Score of the full cache from which on a task tells caches apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +33,11 @@ class EvalOptions:
 
     tasks: None for DEFAULT_TASKS, or for none where documents are given. samples: for each
     task, length and depth. hit_samples: for each task, at the longest length. documents: files or
-    folders of text. continuation: 0 for none. instructions: each follows every prompt of the
-    documents, and is answered in at most max_tokens. chat: whether tasks and instructions are asked
-    in the chat template. minutes: for the samples of tasks, 0 for no limit; None for no limit where
-    any of the others is chosen, else for DEFAULT_MINUTES.
+    folders of text. haystack: of tasks that hide needles in prose; None for the documents, or for
+    the manual where there are none. continuation: 0 for none. instructions: each follows every
+    prompt of the documents, and is answered in at most max_tokens. chat: whether tasks and
+    instructions are asked in the chat template. minutes: for the samples of tasks, 0 for no limit;
+    None for no limit where any of the others is chosen, else for DEFAULT_MINUTES.
     """
 
     tasks: tuple[str, ...] | None = None
@@ -42,6 +49,7 @@ class EvalOptions:
     modes: tuple[str, ...] = ("aware", "agnostic")
     hit_samples: int = 0
     documents: tuple[Path, ...] = ()
+    haystack: HaystackName | None = None
     passages: int = 8
     continuation: int = 64
     instructions: tuple[str, ...] | None = field(default=None, metadata={"metavar": "TEXT"})
@@ -78,6 +86,12 @@ class EvalOptions:
         return 60 * minutes or math.inf
 
     def _require_documents_in_use(self) -> None:
+        if self.haystack and self.documents:
+            raise UserError(
+                f"--haystack {self.haystack} is not supported with --documents: they are the text "
+                "around the needles",
+                "leave one of them out",
+            )
         if self.instructions and not self.documents:
             raise UserError(
                 "--instructions are given about --documents, of which there are none",

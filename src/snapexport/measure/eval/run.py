@@ -165,6 +165,7 @@ def _options(grid: Grid) -> dict[str, Any]:
             "lengths": grid.requests.lengths,
             "tasks": grid.options.chosen_tasks,
             "documents": [document.name for document in grid.requests.documents],
+            "haystack": [document.name for document in grid.requests.haystack],
             "chat": grid.requests.frame is not as_it_is,
         },
         "systems": [system.report() for system in grid.systems],
