@@ -96,7 +96,7 @@ def test_graphs_and_readers_dequantize_nvfp4_as_it_is_stored(by: str, tmp_path: 
 def test_onnx_runtime_refuses_a_build_in_nvfp4_with_a_way_out(tmp_path: Path) -> None:
     nvfp4(tmp_path / "m", "modelopt")
     made = build(tmp_path / "m", tmp_path / "b", **KEEP)
-    with pytest.raises(UserError, match="a build with NVFP4 weights is not supported on") as error:
+    with pytest.raises(UserError, match="a build with NVFP4 weights is not supported in") as error:
         LLM(made.directory)
     assert "--weights dequantize" in error.value.hint
     default = build(tmp_path / "m", tmp_path / "d", **TENSORRT)

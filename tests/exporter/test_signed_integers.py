@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from snapexport.build import BuildOptions, build
 from snapexport.build.plan.model import read_model
 from snapexport.build.plan.weights import stored_bytes
+from snapexport.contract.targets import capabilities
 from snapexport.exporter.integers import Form
 from snapexport.exporter.integers.read import dequantized
 from snapexport.exporter.integers.rounded import RoundedWeight
@@ -220,3 +221,10 @@ def test_shared_weights_and_eight_bits_leave_no_integers_by_default(
     file = gguf_files.make("llama", tmp_path, gguf.GGMLQuantizationType[kind])
     made = build(file, tmp_path / "b", **TENSORRT, **flags)
     assert made.manifest.quantization is None and made.manifest.graph_options.share_weights
+
+
+def test_a_compiler_keeps_integers_by_default_if_most_have_four_bits() -> None:
+    mixed = [(4, 100), (8, 101)]
+    for target, kept in (("tensorrt", False), ("onnxruntime", True)):
+        assert capabilities(target).keeps(mixed) is kept
+        assert capabilities(target).keeps([*mixed, (4, 2)]) and not capabilities(target).keeps([])

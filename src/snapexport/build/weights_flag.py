@@ -1,6 +1,7 @@
 """Resolves `--weights` by what the checkpoint holds."""
 
 from dataclasses import replace
+from math import prod
 
 from snapexport.build.options import BuildOptions
 from snapexport.contract.targets import capabilities
@@ -14,14 +15,13 @@ from snapexport.exporter.quantized import read_quantization
 def with_weights(options: BuildOptions, checkpoint: Checkpoint) -> BuildOptions:
     """The options with their weights. Raises UserError for weights that the checkpoint lacks.
 
-    Integers of a checkpoint are kept unless the flags say otherwise, or forbid it. For a compiler
-    they are if some have 4 bits: products with 8 bits take longer there than with 16.
+    Integers of a checkpoint are kept by default, unless other flags forbid it.
     """
     if options.weights == "fp8":
         fp8.require_fp8(checkpoint)
-    elif options.weights == "keep" and not _has_integers(checkpoint):
+    elif options.weights == "keep" and not _integers(checkpoint):
         return _with_fp8(options, checkpoint)
-    elif options.weights is None and _has_integers(checkpoint, _few_enough(options)):
+    elif options.weights is None and capabilities(options.target).keeps(_integers(checkpoint)):
         try:
             return options.keeping()
         except UserError:
@@ -29,14 +29,10 @@ def with_weights(options: BuildOptions, checkpoint: Checkpoint) -> BuildOptions:
     return options
 
 
-def _few_enough(options: BuildOptions) -> int:
-    return 4 if capabilities(options.target).compiled else 8
-
-
-def _has_integers(checkpoint: Checkpoint, bits: int = 8) -> bool:
-    """Whether some tensors are integers in containers of at most so many bits."""
-    integers = (one for one in checkpoint.tensors.values() if isinstance(one, IntegerWeight))
-    return any(one.form.bits <= bits for one in integers)
+def _integers(checkpoint: Checkpoint) -> list[tuple[int, int]]:
+    """(bits, elements) of what the checkpoint has as integers."""
+    found = (one for one in checkpoint.tensors.values() if isinstance(one, IntegerWeight))
+    return [(one.form.bits, prod(one.shape)) for one in found]
 
 
 def _with_fp8(options: BuildOptions, checkpoint: Checkpoint) -> BuildOptions:

@@ -39,9 +39,9 @@ HELPS = OF_GRAPHS | {
     "dtype": "dtype of weights, activations and cache; the CPU has no bf16",
     "weights": "of linear layers, experts and embedding. keep: integers of a quantized checkpoint "
     "as they are (default where it has some and the target takes them; for the tensorrt targets, "
-    "some of 4 bits). dequantize: in the dtype (default otherwise). int8, int4: rounded, in "
-    "blocks; int4 is less accurate. fp8: those that the checkpoint has in fp8 stay so, for the "
-    "tensorrt targets; half of bf16's memory, slower",
+    "most of 4 bits). dequantize: in the dtype (default otherwise). int8, int4: rounded, in "
+    "blocks; int4 is less accurate. fp8: what the checkpoint has so, for the tensorrt "
+    "targets; half of bf16's memory, slower",
     "target": "onnxruntime: with operators of its own; tensorrt: in forms that its parser takes; "
     "portable: standard operators only; openvino: those, and products of integers",
     "baseline": "also write the full-cache graphs of the same trace",

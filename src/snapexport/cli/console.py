@@ -98,13 +98,13 @@ class AnswerProgress(_OneLine):
 def print_estimate(what: str, seconds: float, nbytes: int) -> None:
     """Print on standard error the work to come, its time and its memory."""
     ERR.print(
-        f"{what}: about {_duration(seconds)}, {spelled(nbytes)} of weights and caches",
+        f"{what}: about {duration(seconds)}, {spelled(nbytes)} of weights and caches",
         style="dim",
         soft_wrap=True,
     )
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Such as 40 s, 5 min or 3.2 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -203,7 +203,7 @@ def _legend(build: Build, found: "list[Difference]") -> str:
         "DIFFERS": f"nothing was dropped, and a logit {bound}",
         "compressed": "the cost of the smaller cache",
         "rounded": f"the cost of a cache in {build.manifest.cache_dtype}",
-        "quantized": "the cost of integers in products: of weights, and of activations in 8 bits",
+        "quantized": "the cost of rounding to integers: of weights, or activations in products",
     }
     verdicts = {difference.verdict for difference in found}
     return "; ".join(f"{word}: {meanings[word]}" for word in meanings if word in verdicts)

@@ -1,14 +1,11 @@
 """Measure what a compressed cache costs in accuracy, on long-context tasks and on your documents.
 
 With --documents every cache is forced along the continuations of their passages, and compared with
-the full cache: log likelihood, KL divergence, likeliest tokens. --instructions about their text are
-answered greedily, and an answer is compared with the full cache's up to the token at which it
-parts. Tasks that are named beside them hide their needles in the documents' text. A build with a
-chat template is asked in it.
+the full one: log likelihood, KL divergence, likeliest tokens. --instructions about their text are
+answered greedily, up to where an answer parts from the full cache's.
 
-The caches of other policies and budgets, and the full cache, are made from the build's traces: the
-build needs --baseline. Tasks are generated from a seed. With --out the report and plots are
-written, and an interrupted evaluation goes on where it was.
+The build needs --baseline: the other caches are made from its traces. With --out the report and
+plots are written, and an evaluation that was cut goes on where it was.
 
 A policy may change fields of its cache: snapstream:L_obs=16,pool=max.
 
@@ -30,10 +27,10 @@ from rich.table import Table
 from rich.text import Text
 
 from snapexport.cli import flags
-from snapexport.cli.console import ERR, OUT, AnswerProgress, print_estimate
+from snapexport.cli.console import ERR, OUT, AnswerProgress, duration, print_estimate
 from snapexport.contract.build_directory import Build
 from snapexport.errors import needs_extra
-from snapexport.measure.eval.options import DEFAULT_TASKS, MODES, EvalOptions
+from snapexport.measure.eval.options import ABLE, DEFAULT_MINUTES, DEFAULT_TASKS, MODES, EvalOptions
 from snapexport.measure.eval.tasks import TASKS
 
 HELP = "accuracy on long-context tasks: the full cache, SnapStream and other policies"
@@ -51,6 +48,8 @@ CHOICES = {
     "after it, or is repeated when the ring holds other text",
     "hit_samples": "prompts of each task on which the vote's hit rate is measured; 0: none",
     "documents": "text files, or folders of them",
+    "haystack": "text around needles: Python's manual, or nine sentences that repeat (default: the "
+    "documents, or the manual)",
     "passages": "parts of the documents to measure, at most",
     "continuation": "tokens after each prompt that are forced and measured; 0: none",
     "instructions": "texts such as 'Summarize this text.', each answered after every prompt of the "
@@ -59,6 +58,8 @@ CHOICES = {
     "chat": "ask tasks and instructions in the chat template (default: if the build has one)",
     "seed": "the first sample's seed",
     "threads": "CPU threads of ONNX Runtime (default: all cores)",
+    "minutes": "time for tasks: samples that would end later are left out; 0: no limit (default: "
+    f"{DEFAULT_MINUTES} if no flag says what to measure, else 0)",
 }
 
 
@@ -109,12 +110,21 @@ def _show(report: dict[str, Any], arguments: argparse.Namespace) -> None:
         files = f"{arguments.out}: {', '.join(('report.json', 'samples.jsonl', *written))}"
         ERR.print(files, style="dim", soft_wrap=True)
     if not report["complete"]:
-        again = "; the same command goes on from here" if arguments.out else ""
-        ERR.print(f"note: interrupted, so that this is a part of the evaluation{again}")
+        ERR.print(f"note: {_why_incomplete(report, bool(arguments.out))}", soft_wrap=True)
     if arguments.json:
         print(json.dumps(report))
     else:
         _print_report(report)
+
+
+def _why_incomplete(report: dict[str, Any], goes_on: bool) -> str:
+    left_out = report["left_out"]
+    if not (count := left_out["samples"]):
+        again = "; the same command goes on from here" if goes_on else ""
+        return f"interrupted, so that this is a part of the evaluation{again}"
+    more = f"{count} more {'samples' if count > 1 else 'sample'} would take about"
+    again = ", and go on from here" if goes_on else ""
+    return f"the time was up: {more} {duration(left_out['seconds'])} (--minutes 0{again})"
 
 
 _HEADINGS = {
@@ -123,8 +133,6 @@ _HEADINGS = {
     "late": "question repeated when the ring holds other text",
 }
 BAD, POOR = 0.5, 0.9
-UNABLE = 0.3
-"""Score of the full cache below which a task does not distinguish caches."""
 
 
 def _print_report(report: dict[str, Any]) -> None:
@@ -167,11 +175,12 @@ def _print_scores(title: str, rows: list[dict[str, Any]]) -> None:
     table = _table(title, "slots", *tasks, "mean", "rest")
     for cache in dict.fromkeys((row["system"], row["slots"]) for row in rows):
         own = [row for row in rows if (row["system"], row["slots"]) == cache]
-        table.add_row(cache[0], str(cache[1]), *map(_score, own), _mean(own), _rest(own))
+        counted = [row for row in own if row["counts"]]
+        table.add_row(cache[0], str(cache[1]), *map(_score, own), _mean(counted), _rest(counted))
     OUT.print(table)
-    if unlearned := [r["task"] for r in rows if r["system"] == "full" and r["score"] < UNABLE]:
-        names = ", ".join(unlearned)
-        OUT.print(f"the full cache itself fails: {names}; their rows compare nothing", style="dim")
+    if failed := dict.fromkeys(row["task"] for row in rows if not row["counts"]):
+        names = ", ".join(failed)
+        OUT.print(f"not counted, as the full cache scores below {ABLE}: {names}", style="dim")
     OUT.print()
 
 
@@ -213,12 +222,16 @@ def _score(row: dict[str, Any]) -> Text:
 
 
 def _mean(rows: list[dict[str, Any]]) -> Text:
+    if not rows:
+        return Text("-")
     mean = _coloured(sum(row["score"] for row in rows) / len(rows))
     mean.stylize("bold")
     return mean
 
 
 def _rest(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "-"
     return f"{sum(row['after_first'] for row in rows) / len(rows):.3f}"
 
 

@@ -135,7 +135,6 @@ def _facts(manifest: Manifest) -> Facts:
             "tokens_per_step": geometry.steps.tokens_per_step,
             "baseline": bool(manifest.traces),
             "head_budget": bool(geometry.slots.head_groups),
-            "link_weights": manifest.linked_weights,
         }
         | manifest.model.features
         | ({} if queries == "prompt" else {"vote_queries": queries})

@@ -15,7 +15,7 @@ from snapexport.contract.geometry_record import RecordedGeometry
 from snapexport.contract.graph_kinds import VERIFY, require_graph_name
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.model_facts import ModelFacts
-from snapexport.contract.targets import Target
+from snapexport.contract.targets import Target, capabilities
 from snapexport.contract.verified import Verified
 from snapexport.errors import UserError
 from snapexport.files.dtypes import CacheDType, DType
@@ -113,8 +113,13 @@ class Manifest(Strict):
 
     @property
     def holds_integers(self) -> bool:
-        """Whether weights are stored as integers. Products then round activations to 8 bits."""
+        """Whether weights are stored as integers."""
         return self.quantization in ("keep", "int8", "int4")
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether products are of integers, with activations that are rounded to 8 bits."""
+        return self.holds_integers and not capabilities(self.target).signed_integers
 
     @property
     def holds_fp4(self) -> bool:

@@ -89,6 +89,12 @@ ON_CPU = Choice(
     joined="on",
 )
 CUDA = value("backend", "onnxruntime-cuda")
+IN_ONNX_RUNTIME = Choice(
+    "ONNX Runtime",
+    {"backend": "onnxruntime"},
+    lambda f: ON_CPU.holds(f) or CUDA.holds(f),
+    joined="in",
+)
 TRITON_GPU = fact("--device gpu", "placed_on", "gpu")
 ROLE = Choice("--role {role}", {"role": "prefill"}, lambda f: f.get("role", "both") != "both")
 PREFILLED, HANDED_OVER = fact("a row handed over", "prefilled"), fact("`hand_over`", "hand_over")
@@ -158,14 +164,11 @@ RUN_RULES: tuple[Rule, ...] = (
         "use --dtype fp32, or a GPU: --backend onnxruntime-cuda, or engines of --target "
         f"{targets_with('runs_on_gpu')}",
     ),
-    *(
-        Rule(
-            FP4,
-            choice,
-            "ONNX Runtime has no kernel for them",
-            "use engines, or build it again with --weights dequantize",
-        )
-        for choice in (ON_CPU, CUDA)
+    Rule(
+        FP4,
+        IN_ONNX_RUNTIME,
+        "it has no kernel for them",
+        "use engines, or build it again with --weights dequantize",
     ),
     Rule(PREPACK, OPENVINO, "it always has one", LEAVE_OUT),
     Rule(THREADS, NOT_ITS_CPU, "it is for the CPU", "leave it out, or use --device CPU"),

@@ -4,7 +4,7 @@ Code reads these records instead of comparing names, so a new target needs only 
 its passes in `graphs/targets/`. Knows no pass, no backend library and no build.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -178,6 +178,15 @@ class TargetCapabilities:
     def compiled(self) -> bool:
         """Whether graphs run only as engines."""
         return self.library is not None
+
+    def keeps(self, integers: Iterable[tuple[int, int]]) -> bool:
+        """Whether a checkpoint's integers are kept by default: (bits, elements) of its matrices.
+
+        Of a compiler most must have 4 bits: its products with 8 take longer than with 16.
+        """
+        found = list(integers)
+        few, all_ = (sum(n for bits, n in found if bits <= most) for most in (4, 8))
+        return bool(found) and (2 * few >= all_ or not self.compiled)
 
 
 _COMPILED = TargetCapabilities(

@@ -156,3 +156,15 @@ def test_soft_capped_attention_is_detected_in_the_trace(tiny_build: Build, tmp_p
     assert is_soft_capped(capped)
     with pytest.raises(UserError, match="soft-capped"):
         derive(capped, system(tiny_build, "full"), tmp_path / "d", with_queries=True)
+
+
+def test_caches_of_quantized_weights_share_the_builds_weight_files(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    made = build(
+        checkpoint, tmp_path / "b", L_max=64, kv_budget=24, L_obs=4, prefill_chunk=16,
+        baseline=True, weights="int4",
+    )  # fmt: skip
+    derived = derive(made, made.manifest.geometry, tmp_path / "d", link_weights=True)
+    prompt = cases.prompt(LENGTH - STEPS, seed=1)
+    assert answer(derived.directory, prompt)[0] == answer(made.directory, prompt)[0]

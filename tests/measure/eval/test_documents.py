@@ -1,7 +1,9 @@
 """Continuations of documents under each cache, and needles hidden in documents."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.measure.eval import continuations
 from snapexport.measure.eval.chat_form import in_chat
-from snapexport.measure.eval.documents import lines_of, passages, read_documents
+from snapexport.measure.eval.documents import lines_of, manual, passages, read_documents
 from snapexport.measure.eval.grid import Grid
+from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.sample import Text
 from snapexport.measure.eval.tasks import TASKS, tasks_in
 from snapexport.runtime.requests.llm import LLM
@@ -122,3 +125,29 @@ def test_a_summary_of_continuations_has_means_and_standard_errors() -> None:
     assert (rows[0]["passages"], rows[0]["tokens"]) == (2, 8)
     assert rows[0]["loss"] == pytest.approx(1.0) and rows[0]["loss_stderr"] == pytest.approx(0.5)
     assert rows[0]["losses"] == [0.5, 1.5]  # in the order of the passages' names
+
+
+def test_needles_lie_in_pythons_manual_unless_something_else_is_chosen(vault_build: Build) -> None:
+    def texts(**choices: Any) -> set[str]:
+        options = {"tasks": ("niah_single", "vault"), "lengths": (384,), "depths": (0.5,)} | choices
+        grid = vault_grid(vault_build, **options)
+        return {grid.requests.sample(cell).context for cell in grid.requests.cells()}
+
+    prose = manual().text
+    assert len(prose.split()) > 10_000 and prose.isascii()
+    in_manual, in_sentences = texts(), texts(haystack="sentences")
+    assert len(in_manual & in_sentences) == 1  # the vault's
+    for text in in_manual - in_sentences:
+        assert sum(line in prose for line in text.splitlines()) > 5
+    assert all("The kettle hums" in text for text in in_sentences - in_manual)
+
+
+def test_a_python_without_a_manual_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(UserError, match="came without its manual"):
+        manual()
+
+
+def test_a_haystack_beside_documents_is_refused() -> None:
+    with pytest.raises(UserError, match="--haystack manual is not supported with --documents"):
+        EvalOptions(documents=(Path("texts"),), haystack="manual")

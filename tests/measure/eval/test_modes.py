@@ -1,5 +1,6 @@
 """Modes of an evaluation: when the cache sees the question. A shared prompt cache changes none."""
 
+import math
 from collections import defaultdict
 from pathlib import Path
 from shutil import copytree
@@ -15,6 +16,7 @@ from snapexport.measure.eval.options import DEFAULT_TASKS, MODES
 from snapexport.measure.eval.outcomes import Outcome
 from snapexport.measure.eval.run import outcomes_of
 from snapexport.measure.eval.systems import loading
+from snapexport.measure.eval.time_limit import TimeLimit
 from snapexport.runtime.requests.request import SamplingParams
 from tests.measure.eval.builds import vault_grid
 
@@ -25,7 +27,7 @@ POLICIES = ("full", "snapstream", "streaming", "sage")
 def outcomes(build: Build, **choices: Any) -> list[Outcome]:
     grid = vault_grid(build, **CHOICES | choices)
     with loading(build, threads=1) as loaded:
-        return list(outcomes_of(grid, loaded))
+        return list(outcomes_of(grid, loaded, (), TimeLimit(math.inf)))
 
 
 @pytest.fixture(scope="module")

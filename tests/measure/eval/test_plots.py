@@ -32,7 +32,8 @@ def a_report(
     scores = (round(0.37 * i % 1, 4) for i in range(10_000))
     results = [
         {"system": name, "slots": slots, "mode": mode, "task": "vault", "length": length}
-        | {"score": next(scores), "by_depth": {str(depth): next(scores) for depth in depths}}
+        | {"counts": True, "score": next(scores)}
+        | {"by_depth": {str(depth): next(scores) for depth in depths}}
         for mode, length, (name, slots) in product(modes, lengths, caches)
     ]
     rates = [
@@ -145,6 +146,14 @@ def test_the_legend_of_many_hit_rates_covers_no_panel() -> None:
     legend = figure.axes[0].get_legend().get_window_extent()
     assert not any(legend.overlaps(box) for box in boxes)
     assert legend.x1 <= figure.bbox.x1 and legend.y1 <= figure.bbox.y1
+
+
+def test_tasks_that_do_not_count_are_not_drawn(tmp_path: Path) -> None:
+    report = a_report(modes=("aware", "agnostic")) | {"hit_rate": []}
+    for row in report["results"]:
+        row["counts"] = row["mode"] == "aware"
+    drawn = {Path(name).stem for name in plots.draw(report, tmp_path)}
+    assert drawn == {"accuracy_by_budget", "depth_by_length_aware"}
 
 
 def test_each_depth_map_shows_the_means_of_its_cache() -> None:

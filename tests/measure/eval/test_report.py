@@ -53,6 +53,15 @@ def test_results_have_a_row_for_each_cache_mode_task_and_length() -> None:
     assert json.loads(json.dumps(rows)) == rows
 
 
+@pytest.mark.parametrize(("score", "counts"), [(0.49, False), (0.5, True)])
+def test_a_task_counts_where_the_full_cache_can_do_it(score: float, counts: bool) -> None:
+    own = [replace(ONE, mode=mode, score=1.0) for mode in ("aware", "agnostic")]
+    full = [replace(own[0], system="full", score=score), replace(own[1], system="full")]
+    found = {(row["system"], row["mode"]): row["counts"] for row in results([*own, *full])}
+    assert found["snapstream", "aware"] is found["full", "aware"] is counts
+    assert found["snapstream", "agnostic"] is found["full", "agnostic"] is True
+
+
 def lines(directory: Path) -> list[object]:
     return [json.loads(line) for line in (directory / JOURNAL).read_text().splitlines()]
 

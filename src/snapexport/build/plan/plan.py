@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from snapexport.build import BuildOptions
 from snapexport.build.plan.alternatives import Alternative, alternatives
@@ -66,11 +67,19 @@ def _with_kept_integers(request: PlanRequest, model: PlannedModel) -> PlanReques
         return request
     kept = request.with_given(weights="keep")
     try:
-        target = capabilities(kept.build_options(batch=1).target)
+        target = kept.build_options(batch=1).target
     except UserError:
         return request
-    few = any(form and form.bits == 4 for form in model.forms["keep"].linear)
-    return kept if few or not target.compiled else request
+    return kept if capabilities(target).keeps(_integers(model)) else request
+
+
+def _integers(model: PlannedModel) -> list[tuple[int, int]]:
+    """(bits, elements) of what the checkpoint has as integers."""
+    forms, experts = model.forms["keep"], model.experts
+    sizes = [(form, prod(size)) for form, size in zip(forms.linear, model.linear, strict=True)]
+    if experts:
+        sizes.append((forms.experts, experts.layers * experts.count * experts.elements))
+    return [(form.bits, size) for form, size in sizes if form]
 
 
 def _with_dtype(request: PlanRequest, model: PlannedModel) -> PlanRequest:

@@ -54,7 +54,7 @@ another order can round one the other way."""
 
 def tolerance(manifest: Manifest) -> float:
     """The largest error that the build's graphs may have where nothing was dropped or quantized."""
-    return INTEGERS_TOLERANCE if manifest.holds_integers else TOLERANCE[manifest.dtype]
+    return INTEGERS_TOLERANCE if manifest.rounds_activations else TOLERANCE[manifest.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,7 @@ class Difference:
 
     lossless: both must be equal, as nothing was dropped that the output depends on, and the weights
     are the same. rounded: nothing was dropped, but one of the two has a cache of fewer bits.
-    quantized: the reference computes with floats, the system with weights that are integers and
-    activations that are rounded to 8 bits.
+    quantized: the system has rounded weights, or rounds activations to 8 bits.
     passed: Polygraphy's verdict at the tolerance.
     """
 
@@ -135,7 +134,8 @@ def _why(
     manifest: Manifest, reference: SequenceRunner, runner: SequenceRunner, feed: Feed, output: str
 ) -> dict[str, bool]:
     """The reasons for which the two may differ."""
-    quantized = manifest.holds_integers and reference.original
+    other_weights = manifest.quantization in ("int8", "int4") or manifest.rounds_activations
+    quantized = other_weights and reference.original
     # Two compressed caches may differ too: nearly equal votes can be ranked either way.
     whole = (reference.lossless and runner.lossless) or _drops_nothing(manifest, feed, output)
     rounds = output == DECODE_LOGITS and reference.rounds_cache != runner.rounds_cache

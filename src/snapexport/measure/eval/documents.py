@@ -45,6 +45,28 @@ def read_documents(paths: Iterable[Path]) -> list[Document]:
     return [Document(file.name, _text(file)) for file in files]
 
 
+def manual() -> Document:
+    """The prose of Python's own manual, which comes with Python: about 30,000 words.
+
+    Raises UserError where it was left out.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise UserError(
+            "this Python came without its manual (pydoc_data), the text around the needles",
+            "use --haystack sentences, or texts of your own as --documents",
+        ) from None
+    lines = chain.from_iterable(map(str.splitlines, topics.values()))
+    return Document("Python's manual", "\n".join(filter(_is_prose, lines)))
+
+
+def _is_prose(line: str) -> bool:
+    """Whether a line is long and has hardly anything but words: no code, no grammar, no table."""
+    words = sum(char.isalpha() or char in " ,." for char in line)
+    return line.isascii() and len(line) >= 40 and words >= 0.96 * len(line)
+
+
 def lines_of(documents: Sequence[Document]) -> Prose:
     """The documents' lines without blank ones, from a random place on, over and over."""
     lines = [line for document in documents for line in _lines(document.text)]

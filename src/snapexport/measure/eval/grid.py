@@ -23,7 +23,14 @@ from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.measure.eval.answers import Instruction, instruct
 from snapexport.measure.eval.chat_form import frame_of
 from snapexport.measure.eval.continuations import Prompt
-from snapexport.measure.eval.documents import Document, Passage, lines_of, passages, read_documents
+from snapexport.measure.eval.documents import (
+    Document,
+    Passage,
+    lines_of,
+    manual,
+    passages,
+    read_documents,
+)
 from snapexport.measure.eval.options import DEFAULT_TASKS, EvalOptions
 from snapexport.measure.eval.sample import Frame, Sample, Task, as_it_is
 from snapexport.measure.eval.side_by_side import HasPrompt, is_measured
@@ -73,8 +80,15 @@ class Requests:
 
     @cached_property
     def tasks(self) -> dict[str, Task]:
-        """All tasks by name, over the documents if there are some."""
-        return tasks_in(lines_of(self.documents)) if self.documents else TASKS
+        """All tasks by name, over the haystack's documents if there are some."""
+        return tasks_in(lines_of(self.haystack)) if self.haystack else TASKS
+
+    @cached_property
+    def haystack(self) -> tuple[Document, ...]:
+        """The texts around needles; none for sentences that repeat. Raises UserError."""
+        if self.documents or self.options.haystack == "sentences":
+            return self.documents
+        return (manual(),)
 
     @cached_property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -164,6 +178,7 @@ class Grid:
     """Every sample goes through every system in every mode, and so does every prompt of documents.
 
     hit_samples: as given, or 0 where attention can't be recomputed (soft-capped scores).
+    seconds: for the samples of tasks.
     """
 
     build: Build
@@ -171,6 +186,7 @@ class Grid:
     requests: Requests
     systems: tuple[System, ...]
     hit_samples: int
+    seconds: float
 
     @property
     def records(self) -> int:
@@ -188,7 +204,7 @@ class Grid:
             [entry.sha256 for entry in (*manifest.graphs.values(), *manifest.traces.values())],
             [options.chosen_tasks, requests.lengths, options.depths, options.samples],
             [options.seed, requests.aging, requests.answer_tokens, options.modes],
-            [requests.frame is not as_it_is, [asdict(document) for document in requests.documents]],
+            [requests.frame is not as_it_is, [asdict(document) for document in requests.haystack]],
             [[prompt.passage.ids, prompt.length, prompt.tokens] for prompt in requests.prompts],
             [asdict(instruction) for instruction in requests.instructions],
             [asdict(system) for system in self.systems],
@@ -200,6 +216,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     """The grid of an evaluation. Raises UserError where the build can't run it."""
     _require_usable(build)
     _require_full(options)
+    seconds = options.seconds
     options = _with_tasks(build, options)
     model, own = build.manifest.model, build.manifest.geometry
     lengths = tuple(sorted(options.lengths or (_default_length(own, model),)))
@@ -227,7 +244,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
         layer.sinks for layer in build.manifest.model.layers
     )
     hit_samples = 0 if has_other_scores else options.hit_samples
-    return Grid(build, options, requests, tuple(systems), hit_samples)
+    return Grid(build, options, requests, tuple(systems), hit_samples, seconds)
 
 
 def _with_tasks(build: Build, options: EvalOptions) -> EvalOptions:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from random import Random
-from string import ascii_uppercase
+from string import ascii_lowercase, ascii_uppercase
 from uuid import UUID
 
 from snapexport.measure.eval.sample import Task, Text
 from snapexport.vault.words import ADJECTIVES, KEYS, VALUES
 
 VARIABLE_LETTERS = 5
+_CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 
 # No digit, no colon, no hyphen: nothing here looks like a needle.
 _PROSE = (
@@ -89,6 +90,21 @@ class Draws:
     def phrase(self, words: int) -> str:
         """Words that make no sentence, each at most once."""
         return self._new(lambda: " ".join(self.rng.sample(_WORDS, words)))
+
+    def words(self) -> list[str]:
+        """All words of phrases, in an order of its own."""
+        return self.rng.sample(_WORDS, len(_WORDS))
+
+    def code(self) -> str:
+        """Six letters that are no word."""
+        return self._new(lambda: "".join(self.rng.sample(ascii_lowercase, 6)))
+
+    def name(self) -> str:
+        """A name that no person and no place has, such as Karovem."""
+        return self._new(lambda: "".join(self._syllable() for _ in range(3)).capitalize() + "m")
+
+    def _syllable(self) -> str:
+        return self.rng.choice(_CONSONANTS) + self.rng.choice(_VOWELS)
 
     def uuid(self) -> str:
         return self._new(lambda: str(UUID(int=self.rng.getrandbits(128), version=4)))

@@ -1,6 +1,7 @@
 """Holds the options of `snapexport eval`, from which its flags and defaults are made."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,22 +15,29 @@ agnostic: the question comes after the prompt was compressed.
 late: as aware, and the question is repeated after so much other text that no ring holds any of the
 prompt."""
 
+HaystackName = Literal["manual", "sentences"]
+"""manual: the prose of Python's manual. sentences: nine sentences over and over, as RULER's noise,
+which flatter every cache that votes."""
+
 MODES: tuple[Mode, ...] = get_args(Mode)
-DEFAULT_TASKS = "niah_single", "phrase_4"
-"""A short answer and a long one."""
+DEFAULT_TASKS = "niah_single", "phrase_4", "niah_multikey", "qa"
+"""A short answer and a long one, one among many like it, and one that is asked in other words."""
+DEFAULT_MINUTES = 10
+ABLE = 0.5
+"""Score of the full cache from which on a task tells caches apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
     """Every choice of `snapexport eval`. None: chosen from the build. Lengths in tokens.
 
-    The defaults take a few minutes for a model of 135 M parameters on two cores.
-
     tasks: None for DEFAULT_TASKS, or for none where documents are given. samples: for each
     task, length and depth. hit_samples: for each task, at the longest length. documents: files or
-    folders of text. continuation: 0 for none. instructions: each follows every prompt of the
-    documents, and is answered in at most max_tokens. chat: whether tasks and instructions are asked
-    in the chat template.
+    folders of text. haystack: of tasks that hide needles in prose; None for the documents, or for
+    the manual where there are none. continuation: 0 for none. instructions: each follows every
+    prompt of the documents, and is answered in at most max_tokens. chat: whether tasks and
+    instructions are asked in the chat template. minutes: for the samples of tasks, 0 for no limit;
+    None for no limit where any of the others is chosen, else for DEFAULT_MINUTES.
     """
 
     tasks: tuple[str, ...] | None = None
@@ -41,6 +49,7 @@ class EvalOptions:
     modes: tuple[str, ...] = ("aware", "agnostic")
     hit_samples: int = 0
     documents: tuple[Path, ...] = ()
+    haystack: HaystackName | None = None
     passages: int = 8
     continuation: int = 64
     instructions: tuple[str, ...] | None = field(default=None, metadata={"metavar": "TEXT"})
@@ -48,11 +57,12 @@ class EvalOptions:
     chat: bool | None = None
     seed: int = 0
     threads: int | None = None
+    minutes: int | None = None
 
     def __post_init__(self) -> None:
         require(self, tasks=None, depths=None, policies=None, modes=None, instructions=None)
         require(self, lengths=1, budgets=1, samples=1, hit_samples=0, passages=1, continuation=0)
-        require(self, max_tokens=1, seed=0, threads=1)
+        require(self, max_tokens=1, seed=0, threads=1, minutes=0)
         _require_known("task", self.chosen_tasks, tuple(TASKS))
         _require_known("mode", self.modes, MODES)
         if outside := [depth for depth in self.depths if not 0 <= depth <= 1]:
@@ -66,11 +76,31 @@ class EvalOptions:
             return () if self.documents else DEFAULT_TASKS
         return self.tasks
 
+    @property
+    def seconds(self) -> float:
+        """The time for the samples of tasks; infinite without a limit."""
+        minutes = self.minutes
+        if minutes is None:
+            measured = replace(self, chat=None, seed=0, threads=None)
+            minutes = DEFAULT_MINUTES if measured == EvalOptions() else 0
+        return 60 * minutes or math.inf
+
     def _require_documents_in_use(self) -> None:
+        if self.haystack and self.documents:
+            raise UserError(
+                f"--haystack {self.haystack} is not supported with --documents: they are the text "
+                "around the needles",
+                "leave one of them out",
+            )
         if self.instructions and not self.documents:
             raise UserError(
                 "--instructions are given about --documents, of which there are none",
                 "give text files, or folders of them, as --documents",
+            )
+        if self.minutes and not self.chosen_tasks:
+            raise UserError(
+                f"--minutes {self.minutes} limits tasks, of which there are none",
+                "use fewer --passages, or name --tasks",
             )
         if self.documents and not (self.continuation or self.instructions or self.tasks):
             raise UserError(

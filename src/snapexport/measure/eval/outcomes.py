@@ -5,7 +5,7 @@ Knows no model: an outcome is what one system wrote for one sample in one mode.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from snapexport.errors import UserError
 from snapexport.measure.eval.answers import Answer
 from snapexport.measure.eval.continuations import Continuation
+from snapexport.measure.eval.options import ABLE
 from snapexport.measure.eval.summaries import mean, rows, stderr
 
 JOURNAL = "samples.jsonl"
@@ -102,8 +103,17 @@ def _read_back(line: dict[str, Any]) -> Record:
 
 
 def results(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """A row for each system, budget, mode, task and length, with the scores by depth."""
-    return rows(outcomes, ("system", "slots", "mode", "task", "length"), _summary)
+    """A row for each system, budget, mode, task and length, with the scores by depth.
+
+    counts: whether the full cache can do the task, so that it tells caches apart.
+    """
+    found = rows(outcomes, ("system", "slots", "mode", "task", "length"), _summary)
+    failed = {_asked(row) for row in found if row["system"] == "full" and row["score"] < ABLE}
+    return [row | {"counts": _asked(row) not in failed} for row in found]
+
+
+def _asked(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    return row["mode"], row["task"], row["length"]
 
 
 def _summary(group: Sequence[Outcome]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Knows only the report: it measures nothing.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import cycle
@@ -37,14 +38,15 @@ NAME_WIDTH = 24
 
 
 def draw(report: Report, directory: Path) -> list[str]:
-    """Write every picture that the report has data for; the names of the files."""
+    """Write every picture that the report has data for, of tasks that count; the files' names."""
     return write(_pictures(report), directory)
 
 
 def _pictures(report: Report) -> Iterator[tuple[str, Figure]]:
+    report = report | {"results": [row for row in report["results"] if row["counts"]]}
     if report["results"]:
         yield "accuracy_by_budget", accuracy_by_budget(report)
-        for mode in report["options"]["modes"]:
+        for mode in by(report["results"], "mode"):
             yield f"depth_by_length_{mode}", depths(report, mode)
     if report["continuations"]:
         yield "loss_by_slots", loss_by_slots(report)
@@ -122,7 +124,7 @@ def _draw_budgets(axes: Axes, rows: list[Report], report: Report) -> None:
 def _mean(rows: list[Report], name: str, slots: int | None = None) -> float:
     """The mean of a system's scores at a budget, or at any."""
     scores = [r["score"] for r in rows if r["system"] == name and slots in (None, r["slots"])]
-    return float(np.mean(scores))
+    return float(np.mean(scores)) if scores else math.nan
 
 
 def loss_by_slots(report: Report) -> Figure:
@@ -204,7 +206,7 @@ def _draw_map(axes: Axes, rows: list[Report], options: Report) -> Any:
 
 def _at(rows: list[Report], length: int, depth: float) -> float:
     scores = [row["by_depth"][str(depth)] for row in rows if row["length"] == length]
-    return float(np.mean(scores))
+    return float(np.mean(scores)) if scores else math.nan
 
 
 def _thousands(tokens: int) -> str:

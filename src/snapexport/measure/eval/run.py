@@ -17,6 +17,7 @@ from snapexport.measure.eval.grid import Cell, Grid
 from snapexport.measure.eval.outcomes import Journal, Outcome, Record, results
 from snapexport.measure.eval.sample import as_it_is
 from snapexport.measure.eval.systems import LoadedSystems, System, loading
+from snapexport.measure.eval.time_limit import TimeLimit
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 
@@ -34,28 +35,32 @@ class Evaluation:
         self.grid, self.out = grid, out
         self.records: list[Record] = []
         self._hit_rates: list[hit_rate.HitRate] | None = None
+        self._limit = TimeLimit(grid.seconds)
 
     def run(self) -> Iterator[Record]:
         """Every record, each once it is kept; the journal's are not made again.
 
         Raises UserError if `out` holds another evaluation.
         """
+        self._limit = TimeLimit(self.grid.seconds)
         with loading(self.grid.build, self.grid.options.threads) as loaded:
             journal = Journal(self.out, self.grid.fingerprint()) if self.out else None
-            for record in _records(self.grid, loaded, journal):
+            for record in _records(self.grid, loaded, journal, self._limit):
                 self.records.append(record)
                 yield record
             self._hit_rates = hit_rate.measure(self.grid, loaded)
 
     def report(self) -> dict[str, Any]:
         """The report of what there is; with `out`, written there too."""
+        left_out = self._limit.left_out
         of_documents = (r for r in self.records if isinstance(r, Continuation))
         report = _options(self.grid) | {
             "results": results(r for r in self.records if isinstance(r, Outcome)),
             "continuations": continuations.results(of_documents),
             "answers": answers.results(r for r in self.records if isinstance(r, Answer)),
             "hit_rate": [rate.report() for rate in self._hit_rates or ()],
-            "complete": self._hit_rates is not None,
+            "complete": self._hit_rates is not None and not left_out,
+            "left_out": {"samples": len(left_out), "seconds": round(self._limit.seconds_left_out)},
         }
         read_back: dict[str, Any] = json.loads(json.dumps(report))  # lists instead of tuples
         if self.out:
@@ -64,27 +69,29 @@ class Evaluation:
 
 
 def outcomes_of(
-    grid: Grid, loaded: LoadedSystems, done: Collection[Hashable] = ()
+    grid: Grid, loaded: LoadedSystems, done: Collection[Hashable], limit: TimeLimit
 ) -> Iterator[Outcome]:
     """One outcome after the other; those in `done` are left out.
 
     All systems answer a sample before the next one is made: its prompt is prefilled once.
     """
-    pending = {cell: _pending(grid, cell, done) for cell in grid.requests.cells()}
-    if not any(pending.values()):
+    asked = ((cell, _pending(grid, cell, done)) for cell in grid.requests.cells())
+    pending = {cell: pairs for cell, pairs in asked if pairs}
+    if not pending:
         return
     llms = dict(zip(grid.systems, loaded.load(grid.systems), strict=True))
-    for cell, pairs in pending.items():
-        if pairs:
-            yield from _answers(grid, cell, pairs, llms)
+    for cell, pairs in limit.within(pending):
+        yield from _answers(grid, cell, pairs, llms)
 
 
-def _records(grid: Grid, loaded: LoadedSystems, journal: Journal | None) -> Iterator[Record]:
+def _records(
+    grid: Grid, loaded: LoadedSystems, journal: Journal | None, limit: TimeLimit
+) -> Iterator[Record]:
     """The records that the journal has, then fresh ones."""
     known = journal.records if journal else []
     yield from known
     done = frozenset(record.key for record in known)
-    fresh = chain(_of_documents(grid, loaded, done), outcomes_of(grid, loaded, done))
+    fresh = chain(_of_documents(grid, loaded, done), outcomes_of(grid, loaded, done, limit))
     yield from journal.record(fresh) if journal else fresh
 
 
@@ -158,6 +165,7 @@ def _options(grid: Grid) -> dict[str, Any]:
             "lengths": grid.requests.lengths,
             "tasks": grid.options.chosen_tasks,
             "documents": [document.name for document in grid.requests.documents],
+            "haystack": [document.name for document in grid.requests.haystack],
             "chat": grid.requests.frame is not as_it_is,
         },
         "systems": [system.report() for system in grid.systems],

@@ -16,6 +16,12 @@ from tokenizers import Tokenizer
 
 from snapexport.errors import UserError
 from snapexport.measure.eval.haystack import Draws, Haystack, HaystackTask, Prose, endless, listed
+from snapexport.measure.eval.more_tasks import (
+    common_words,
+    frequent_words,
+    function,
+    passage_question,
+)
 from snapexport.measure.eval.sample import (
     FIRST_GUESS,
     TASKS,
@@ -292,6 +298,10 @@ for _task in (
     HaystackTask("passkey", passkey),
     HaystackTask("lines", lines),
     Vault(),
+    HaystackTask("cwe", common_words),
+    HaystackTask("fwe", frequent_words),
+    HaystackTask("qa", passage_question),
+    HaystackTask("function", function),
     LongAnswer("long_answer", niah_multiquery),
     *(HaystackTask(f"phrase_{words}", partial(niah_phrase, words=words)) for words in PHRASES),
 ):
