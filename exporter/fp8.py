@@ -7,8 +7,10 @@ for each block of a row: DequantizeLinear has blocks along one axis. So
     w = Cast(DequantizeLinear(q, max(row_scales, -|x|)))
 
 has its product in fp32 and is rounded once, as by transformers. The maximum, with any activation x,
-is row_scales: it only makes a compiler dequantize w when its layer is due. Matrices that a build
-takes apart (latent attention's kv_b_proj) are dequantized as they are written.
+is row_scales: it only makes a compiler dequantize w when its layer is due. Where a row has one
+scale, row_scales are [N], and a compiler multiplies with the bytes; it reads |row_scales|, since
+TensorRT refuses a constant of zero as a scale. Matrices that a build takes apart (latent
+attention's kv_b_proj) are dequantized as they are written.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,22 +40,25 @@ _FP16_LARGEST = float(np.finfo(np.float16).max)
 
 @dataclass(frozen=True)
 class RowScales(Calculated):
-    """The scales of a matrix [N,K], repeated for each row: fp32 [N,ceil(K/b)].
+    """The scales of a matrix [N,K], repeated for each row: fp32 [N,ceil(K/b)], or [N].
 
-    dtype_of_weights: what the graph computes in. fp16 holds no weights above 65,504.
+    dtype_of_weights: what the graph computes in. fp16 holds no weights above 65,504. in_blocks:
+    whether each block of a row has its own.
     """
 
     weight: Fp8Tensor
     dtype_of_weights: DType
+    in_blocks: bool = True
     dtype: str = "F32"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.weight.shape[0], self.weight.grid[1]
+        whole = self.weight.shape[0], self.weight.grid[1]
+        return whole if self.in_blocks else whole[:1]
 
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks whose size is a multiple of `multiple`."""
-        rows, count = self.shape
+        rows, count = self.shape[0], self.weight.grid[1] if self.in_blocks else 1
         span, step = self.weight.scales, max(1, most // multiple) * multiple
         with span.file.open("rb") as file:
             if is_hole(file.fileno(), span.offset, span.offset + span.nbytes):
@@ -62,7 +67,8 @@ class RowScales(Calculated):
                 return
         factors = self.weight.factors()
         self._require_range(factors)
-        repeated = factors.repeat(self.weight.block[0], axis=0)[:rows].reshape(-1)
+        of_rows = factors.repeat(self.weight.block[0], axis=0)[:rows]
+        repeated = np.ascontiguousarray(of_rows[:, :count]).reshape(-1)
         yield from (repeated[start : start + step] for start in range(0, repeated.size, step))
 
     def _require_range(self, factors: NDArray[np.float32]) -> None:
@@ -76,18 +82,22 @@ class RowScales(Calculated):
 
 @dataclass(frozen=True)
 class Kept:
-    """The parts of a weight that stays in fp8. width: elements of a row that share a scale."""
+    """The parts of a weight that stays in fp8. width: elements of a row that share a scale; 0: all
+    of a matrix's row.
+    """
 
     values: Tensor
     scales: Tensor
     width: int
 
 
-def kept(tensor: Tensor, dtype: DType) -> Kept | None:
+def kept(tensor: Tensor, dtype: DType, *, is_part: bool = False) -> Kept | None:
     """The parts of a weight, if all that it is made of is fp8, in blocks of one width."""
     match tensor:
         case Fp8Tensor():
-            return Kept(tensor.stored, RowScales(tensor, dtype), tensor.block[1])
+            in_blocks = is_part or not tensor.by_row
+            scales = RowScales(tensor, dtype, in_blocks)
+            return Kept(tensor.stored, scales, tensor.block[1] * in_blocks)
         case InTurn():
             if found := _all_kept((tensor.first, tensor.second), dtype):
                 values = InTurn(*(one.values for one in found))
@@ -100,7 +110,7 @@ def kept(tensor: Tensor, dtype: DType) -> Kept | None:
 
 
 def _all_kept(tensors: Sequence[Tensor], dtype: DType) -> list[Kept]:
-    found = [one for tensor in tensors if (one := kept(tensor, dtype))]
+    found = [one for tensor in tensors if (one := kept(tensor, dtype, is_part=True))]
     return found if len(found) == len(tensors) else []
 
 
@@ -157,7 +167,7 @@ def _dequantize(
         graph.remove(moved)
     states = reader.inputs[0]
     assert states is not None
-    scales = _waiting(states, parts[1])
+    scales = _waiting(states, parts[1]) if width else [ir.node("Abs", [parts[1]])]
     nodes = _nodes(weight, (parts[0], scales[-1].outputs[0]), width)
     ir.convenience.replace_all_uses_with(weight, nodes[-1].outputs[0])
     graph.insert_before(reader, [*scales, *nodes, *moved])
@@ -194,7 +204,7 @@ def _initializer(name: str, dtype: ir.DataType, tensor: Tensor) -> ir.Value:
 def _nodes(weight: ir.Value, parts: tuple[ir.Value, ir.Value], width: int) -> list[ir.Node]:
     """The nodes whose last output is the weight in its own dtype."""
     assert weight.shape is not None and weight.dtype is not None
-    blocks = {"axis": len(weight.shape) - 1, "block_size": width}
+    blocks = {"axis": len(weight.shape) - 1, "block_size": width} if width else {"axis": 0}
     nodes = [ir.node("DequantizeLinear", list(parts), blocks)]
     if weight.dtype != ir.DataType.FLOAT:
         nodes.append(ir.node("Cast", nodes[0].outputs, {"to": weight.dtype.value}))
@@ -213,6 +223,9 @@ def dequantized(
     for name, scales in stored.items():
         if name.endswith(ROW_SCALES):
             weight = whole[name.removesuffix(ROW_SCALES)]
+            if scales.ndim < weight.ndim:
+                weight *= scales[:, None]
+                continue
             columns, count = weight.shape[-1], scales.shape[-1]
             fits = width and -(-columns // width) == count
             of_scale = width if fits else _width(columns, count)

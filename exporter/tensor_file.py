@@ -15,6 +15,7 @@ import ml_dtypes  # noqa: F401 (teaches NumPy the names of small floats)
 import numpy as np
 from numpy.typing import NDArray
 
+from snapexport.errors import UserError
 from snapexport.files.copying import CLONE_BLOCK, copy_range
 from snapexport.files.copying import is_hole as is_hole_of_file
 from snapexport.files.dtypes import OF_GRAPHS
@@ -86,6 +87,18 @@ def hole(size: int, dtype: "np.dtype[np.generic]") -> NDArray[np.generic]:
 def is_hole(block: NDArray[np.generic]) -> bool:
     """Whether a block was made by `hole`."""
     return block.strides == (0,)
+
+
+def cast(name: str, values: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
+    """Values of a tensor in another type. Raises UserError for those that it cannot hold."""
+    with np.errstate(all="ignore"):
+        made = values.astype(NUMPY_DTYPE[dtype])
+    # Widening to fp32 cannot overflow, so the check is skipped.
+    if dtype != "F32" and (np.isinf(made) & ~np.isinf(values)).any():
+        raise UserError(
+            f"the tensor {name} has values that {dtype} cannot hold", "use --dtype fp32"
+        )
+    return made
 
 
 class WeightWriter:

@@ -11,9 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
 from snapexport.contract.manifest import WeightFile
 from snapexport.errors import UserError
 from snapexport.exporter import hub
@@ -25,6 +22,7 @@ from snapexport.exporter.tensor_file import (
     Tensor,
     WeightWriter,
     blocks,
+    cast,
     is_hole,
     place_of,
 )
@@ -192,15 +190,4 @@ def _convert(name: str, tensor: Tensor, dtype: str, writer: WeightWriter) -> Non
         if is_hole(block):
             writer.skip(block.size * NUMPY_DTYPE[dtype].itemsize)
         else:
-            writer.write(_cast(name, block, dtype).tobytes())
-
-
-def _cast(name: str, block: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
-    with np.errstate(all="ignore"):
-        cast = block.astype(NUMPY_DTYPE[dtype])
-    # Widening to fp32 cannot overflow, so the check is skipped.
-    if dtype != "F32" and (np.isinf(cast) & ~np.isinf(block)).any():
-        raise UserError(
-            f"the tensor {name} has values that {dtype} cannot hold", "use --dtype fp32"
-        )
-    return cast
+            writer.write(cast(name, block, dtype).tobytes())

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from snapexport.exporter.integers.joined import IntegerStack
 from snapexport.exporter.integers.weight import Bits, Form, Fp4, IntegerRows, IntegerWeight
-from snapexport.exporter.tensor_file import BLOCK, NUMPY_DTYPE, Progress, WeightWriter
+from snapexport.exporter.tensor_file import BLOCK, Progress, WeightWriter, cast
 
 SCALES, ZEROS, MINIMA, ORDER, TRANSPOSED = ".scales", ".zeros", ".minima", ".order", ".transposed"
 FP4, FACTOR = ".fp4", ".factor"
@@ -68,14 +68,6 @@ def shapes(form: Form, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def stored_bits(form: Form, shape: tuple[int, ...], dtype: str) -> int:
-    """Bits of all parts of a weight. dtype: of scales and minima, as safetensors spells it."""
-    return 8 * sum(
-        prod(of_part) * NUMPY_DTYPE[_dtype(end, dtype)].itemsize
-        for end, of_part in shapes(form, shape).items()
-    )
-
-
 def _dtype(end: str, dtype: str) -> str:
     own = {SCALES: dtype, MINIMA: dtype, ORDER: "I64", SIGNED[8]: "I8"}
     return own.get(end, "U8")
@@ -95,7 +87,7 @@ def write(
     with WeightWriter(directory, name + packed, dtype_of_packed, shape, progress) as file:
         for rows in weight.rows(BLOCK):
             file.write(_padded(rows.q, form).tobytes())
-            for end, values in _small_parts(rows, form, dtype).items():
+            for end, values in _small_parts(name, rows, form, dtype).items():
                 small[end].append(values.tobytes())
     yield file
     if weight.order is not None:
@@ -134,13 +126,17 @@ def _packed(values: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
     return both.astype(np.uint8, copy=False)
 
 
-def _small_parts(rows: IntegerRows, form: Form, dtype: str) -> dict[str, NDArray[np.generic]]:
+def _small_parts(
+    name: str, rows: IntegerRows, form: Form, dtype: str
+) -> dict[str, NDArray[np.generic]]:
     """The other parts of some rows. Minima are those of integers around 2^(bits - 1)."""
-    found: dict[str, NDArray[np.generic]] = {SCALES: rows.scales.astype(NUMPY_DTYPE[dtype])}
+    found: dict[str, NDArray[np.generic]] = {SCALES: cast(name, rows.scales, dtype)}
+    if form.signed:
+        cast(name, rows.scales * np.float32(form.middle), dtype)  # the largest value in a graph
     if rows.zeros is not None:
         found[ZEROS] = _packed(rows.zeros, form.bits)
     if rows.minima is not None:
         assert form.zero is not None
         shift = np.float32(form.middle - form.zero)
-        found[MINIMA] = (rows.minima + rows.scales * shift).astype(NUMPY_DTYPE[dtype])
+        found[MINIMA] = cast(name, rows.minima + rows.scales * shift, dtype)
     return found

@@ -168,6 +168,11 @@ class Fp8Tensor(Calculated):
         (rows, columns), (height, width) = self.shape, self.block
         return -(-rows // height), -(-columns // width)
 
+    @property
+    def by_row(self) -> bool:
+        """Whether all blocks of a row have one scale."""
+        return len(self.scales.shape) < 2 or self.scales.shape[1] == 1
+
     def factors(self) -> NDArray[np.float32]:
         """The scale of each block in fp32. Raises UserError for one that is no factor."""
         stored = mapped(self.scales).view(_SCALE_TYPES[self.scales.dtype])

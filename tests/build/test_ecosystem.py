@@ -41,6 +41,7 @@ KINDS = {
     "int8 caches": Kind({"cache_dtype": "int8"}),
     "portable, single shot": Kind({"target": "portable", "prefill_chunk": 64}),
     "tensorrt, bf16": Kind({"target": "tensorrt", "dtype": "bf16"}, runs=False),
+    "tensorrt, int4": Kind({"target": "tensorrt", "weights": "int4"}),
     "sharded checkpoint": Kind({"policy": "streaming"}, shards="100KB"),
     "hub cache": Kind({"policy": "full"}, in_hub_cache=True),
 }

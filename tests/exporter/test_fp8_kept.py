@@ -1,5 +1,6 @@
 """`--weights fp8`: the checkpoint's bytes stay, and graphs dequantize them as transformers does."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from snapexport.build.plan.weights import stored_bytes
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
+from snapexport.exporter import fp8
 from snapexport.files.safetensors import TensorSpan, read_header
 from snapexport.measure.accuracy.reference import reference_model
 from tests.exporter.quantized_files import (
@@ -99,9 +101,10 @@ def dequantized_by_onnx(made: Build, graph: str) -> dict[str, torch.Tensor]:
     nodes, ends, feeds = [], {}, {}
     for node in [n for n in model.graph.node if n.op_type == "DequantizeLinear"]:
         chain = [node]
-        while (before := makers[chain[0].input[-1]]).op_type != "ReduceMin":
+        while (before := makers.get(chain[0].input[-1])) and before.op_type != "ReduceMin":
             chain.insert(0, before)
-        feeds[before.output[0]] = np.float32(np.random.default_rng(len(ends)).normal())
+        if before:
+            feeds[before.output[0]] = np.float32(np.random.default_rng(len(ends)).normal())
         if readers[node.output[0]].op_type == "Cast":
             chain.append(readers[node.output[0]])
         ends[chain[-1].output[0]] = node.input[0]
@@ -161,8 +164,16 @@ def test_one_scale_of_a_matrix_or_a_row_is_that_of_its_blocks(
     made = build(model, tmp_path / "b", **SMALL, **TENSORRT, dtype="fp32")
     got = dequantized_by_onnx(made, "decode")
     assert got.keys() == expected.keys()
+    written = weights_of(made)
     for name, values in got.items():
         assert np.array_equal(values.numpy(), expected[name])
+        assert written[name + SCALES].shape == values.shape[:1]
+    read = fp8.dequantized(written, json.loads((model / "config.json").read_text()))
+    assert all(np.array_equal(read[name].numpy(), expected[name]) for name in expected)
+    options = BuildOptions.of(model=str(model), out=tmp_path, dtype="fp32", **SMALL, **TENSORRT)
+    planned = stored_bytes(read_model(str(model)), options)
+    in_files = sum(written[name].nbytes for name in written)
+    assert planned == pytest.approx(in_files, rel=0.01)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

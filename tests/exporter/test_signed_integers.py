@@ -17,6 +17,7 @@ from snapexport.build import BuildOptions, build
 from snapexport.build.plan.model import read_model
 from snapexport.build.plan.weights import stored_bytes
 from snapexport.contract.targets import capabilities
+from snapexport.errors import UserError
 from snapexport.exporter.integers import Form
 from snapexport.exporter.integers.read import dequantized
 from snapexport.exporter.integers.rounded import RoundedWeight
@@ -221,6 +222,19 @@ def test_shared_weights_and_eight_bits_leave_no_integers_by_default(
     file = gguf_files.make("llama", tmp_path, gguf.GGMLQuantizationType[kind])
     made = build(file, tmp_path / "b", **TENSORRT, **flags)
     assert made.manifest.quantization is None and made.manifest.graph_options.share_weights
+
+
+def test_scales_whose_products_fp16_cannot_hold_are_refused(tmp_path: Path) -> None:
+    def parts(stem: str, rows: int, columns: int) -> Any:
+        weight = Weight(rows, columns, 32, 4, sym=True)
+        weight.scales[1, 1] = 2.0**14
+        return rows_of_words(weight, stem, sym=True), weight.dequantized
+
+    quantize(checkpoints.make("llama", tmp_path / "m"), config(ints(symmetric=True)), parts)
+    build(tmp_path / "m", tmp_path / "b", **TENSORRT, dtype="bf16")
+    with pytest.raises(UserError, match="values that F16 cannot hold"):
+        build(tmp_path / "m", tmp_path / "c", **TENSORRT, dtype="fp16")
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_compiler_keeps_integers_by_default_if_most_have_four_bits() -> None:

@@ -20,6 +20,12 @@ from tests.graphs.test_uneven_layers import EXACT, L_MAX, TARGETS, error, geomet
 torch.set_num_threads(1)
 
 CHUNK, BUDGET, STEPS = 8, 32, 3
+WINDOWS = {
+    "windows around the budget": Layered(
+        tuple(Layer(window=size) for size in (BUDGET, BUDGET + 1, BUDGET + 2, 1)) + (Layer(),)
+    ),
+    "windows alone": Layered((Layer(window=12), Layer(window=12, sinks=True))),
+}
 LENGTHS = 64, 59, 49, 40, 33, 5
 """More chunks than the budget has, a last one that overlaps, one that is aligned, and none sparse.
 """
@@ -44,11 +50,12 @@ def compare(running: Running, model: Layered, length: int, *, budget: int, chunk
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *WINDOWS])
 def test_chunks_see_the_blocks_of_their_choice(name: str, target: str, tmp_path: Path) -> None:
-    model = MODELS[name]
+    model = (MODELS | WINDOWS)[name]
+    sizes = {"policy": "snapstream"} if name == "windows alone" else {}
     made = build(
-        *(model, geometry_of(model), tmp_path / "b"),
+        *(model, geometry_of(model, **sizes), tmp_path / "b"),
         **{"target": target, "chunk": CHUNK, "prefill_budget": BUDGET},
     )
     running = Running(made)

@@ -22,9 +22,11 @@ from snapexport.build import build
 from snapexport.contract.build_directory import Build
 from snapexport.graphs.surgery import IR_VERSION
 from tests.exporter.quantized_files import quantize_to_fp8
+from tests.exporter.quantized_integers import quantize
+from tests.exporter.test_compressed_tensors import config
 from tests.oracle import checkpoints
 from tests.rtx.conftest import SMALL
-from tests.rtx.library import Answer, ask
+from tests.rtx.library import Answer, ask, ask_kernels
 
 N, K, BLOCK = 1024, 2048, 128
 FLOATS = {TensorProto.BFLOAT16: ml_dtypes.bfloat16, TensorProto.FLOAT16: np.float16}
@@ -116,6 +118,30 @@ def test_scratch_memory_of_fp8_weights_does_not_grow_with_the_layers(tmp_path: P
             assert answer.nbytes < 20e6 * layers, "bf16 would take 26 MB a layer"
             found.append(answer.scratch)
     assert all(more < few + 8e6 for few, more in scratch.values()), scratch
+
+
+@pytest.mark.parametrize("scales", ["tensor", "channel"])
+def test_no_kernel_writes_a_matrix_that_has_a_scale_for_each_row(
+    scales: str, tmp_path: Path
+) -> None:
+    """The builder multiplies with the bytes."""
+
+    def parts(stem: str, rows: int, columns: int) -> Any:
+        shape = (1,) if scales == "tensor" else (rows, 1)
+        q = np.ones((rows, columns), ml_dtypes.float8_e4m3fn)
+        return {f"{stem}.weight": q, f"{stem}.weight_scale": np.zeros(shape, np.float32)}, q
+
+    wide: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096}
+    model = checkpoints.make("llama", tmp_path / "m", **wide)
+    scheme = {"num_bits": 8, "type": "float", "strategy": scales}
+    quantize(model, config(scheme, format="float-quantized"), parts)
+    options = SMALL | {"dtype": "bf16", "weights": "fp8", "target": "tensorrt-rtx"}
+    made = build(model, tmp_path / "b", **options)
+    found = ask_kernels(made.graph("decode"))
+    assert found.accepted and ask(made.graph("decode"), ("12.0",)).accepted, found.errors
+    shapes = [shape for *_, outputs in found.kernels for _, shape in outputs]
+    sizes = [np.prod([int(side) for side in shape.split(",") if side]) for shape in shapes]
+    assert max(sizes) < 1024 * 1024
 
 
 def test_the_real_builder_refuses_fp8_weights_for_gpus_without_fp8(made: Build) -> None:

@@ -86,8 +86,8 @@ class GraphOptions:
     prefill_budget: int = field(
         default=0,
         metadata=_help(
-            "sparse prefill: chunks amid a longer prompt attend to so many positions of its past, "
-            "its beginning, the latest, and the blocks that suit the chunk; 0: to all",
+            "sparse prefill: chunks amid a longer prompt attend to so many positions of its past; "
+            "0: to all",
             "",
         ),
     )

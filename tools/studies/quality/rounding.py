@@ -9,6 +9,7 @@ whose value of largest magnitude is the lowest integer.
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from snapexport.build.progress import Silent
 from snapexport.build.resolved import ResolvedBuild, resolve
 from snapexport.exporter.integers import IntegerWeight
 from snapexport.exporter.integers.choice import Choice, of_flag
-from snapexport.exporter.integers.parts import stored_bits
+from snapexport.exporter.integers.parts import MINIMA, SCALES, shapes
 
 Rounded = Callable[[str, Tensor], tuple[Tensor, float]]
 """The values of a weight, and its stored bits."""
@@ -57,7 +58,8 @@ def product(resolved: ResolvedBuild, choice: Choice) -> Rounded:
         made = choice.of(name, resolved.checkpoint.tensors[name])
         assert isinstance(made, IntegerWeight), name
         flat = np.concatenate(list(made.blocks(1, 1 << 22)))
-        bits = stored_bits(made.form, made.shape, "F32")
+        of_parts = shapes(made.form, made.shape).items()
+        bits = 8 * sum(prod(one) * (4 if end in (SCALES, MINIMA) else 1) for end, one in of_parts)
         return torch.from_numpy(flat).reshape(weight.shape), bits
 
     return rounded

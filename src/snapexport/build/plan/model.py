@@ -56,17 +56,19 @@ class PlannedExperts:
         return self.count * (1 - (1 - self.chosen / self.count) ** tokens)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PlannedFp8:
     """Weights that `--weights fp8` keeps: [N,K] of linear layers, and whether experts are such.
 
     names: of the linear layers, in the same order. width: elements of a row that share a scale.
+    by_row: whether each row of all linear layers has one, and a compiler multiplies with the bytes.
     """
 
     linear: tuple[tuple[int, int], ...]
     experts: bool
     width: int
     names: tuple[str, ...] = ()
+    by_row: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +254,8 @@ def _fp8(checkpoint: Checkpoint) -> PlannedFp8 | None:
         for name, tensor in checkpoint.tensors.items()
         if isinstance(tensor, Fp8Tensor)
     }
+    by_row = bool(found)
+    by_row &= all(one.by_row for one in checkpoint.tensors.values() if isinstance(one, Fp8Tensor))
     if not found:
         found = {n: tensor.shape for n, tensor in checkpoint.tensors.items() if "_proj" in n}
     linear = {
@@ -259,12 +263,10 @@ def _fp8(checkpoint: Checkpoint) -> PlannedFp8 | None:
         for name, shape in found.items()
         if _OF_EXPERTS not in name and not name.endswith(_TAKEN_APART) and len(shape) == 2
     }
-    return PlannedFp8(
-        linear=tuple(linear.values()),
-        experts=any(_OF_EXPERTS in name for name in found),
-        width=quantization.block[1],
-        names=tuple(linear),
-    )
+    experts, width = any(_OF_EXPERTS in name for name in found), quantization.block[1]
+    if by_row and not experts:
+        width = sum(map(prod, linear.values())) // sum(rows for rows, _ in linear.values())
+    return PlannedFp8(tuple(linear.values()), experts, width, tuple(linear), by_row)
 
 
 def _require_weights(checkpoint: Checkpoint, names: tuple[str, ...]) -> None:

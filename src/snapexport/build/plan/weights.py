@@ -73,7 +73,8 @@ def dequantizing_bytes(model: PlannedModel, item: int) -> int:
     Of experts all are dequantized, chosen or not (docs/how-to/build.md).
     """
     linear, experts = _fp8_elements(model)
-    return sum(fp8_bytes(model, kept) + kept * item for kept in (linear, experts))
+    written = experts + (-linear if model.fp8 and model.fp8.by_row else linear)
+    return fp8_bytes(model, linear + experts) + written * item
 
 
 def largest_dequantized_bytes(model: PlannedModel, options: BuildOptions) -> int:
@@ -83,7 +84,7 @@ def largest_dequantized_bytes(model: PlannedModel, options: BuildOptions) -> int
         return max(_dequantized(model, forms), default=0) * item
     if options.weights != "fp8" or model.fp8 is None:
         return 0
-    sizes = [rows * columns for rows, columns in model.fp8.linear]
+    sizes = [] if model.fp8.by_row else [prod(size) for size in model.fp8.linear]
     if model.fp8.experts and model.experts:
         sizes.append(model.experts.count * model.experts.elements)
     return max(sizes, default=0) * item
