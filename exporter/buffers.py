@@ -4,6 +4,7 @@ The model's own `_init_weights` does, as after loading: RoPE's frequencies, an e
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,14 +25,24 @@ def compute_buffers(model: Any) -> None:
             continue
         for name in own:
             module._buffers[name] = _unset(module._buffers[name])
-        with torch.no_grad():
-            _nearest_model(model, path)._init_weights(module)
+        for owner in _around(path):
+            with torch.no_grad():
+                _nearest_model(model, owner)._init_weights(model.get_submodule(owner))
+            if not any(_is_unset(module._buffers[name]) for name in own):
+                break
         for name in own:
             if _is_unset(module._buffers[name]):
                 module._buffers[name] = _of_constructor(model, module, path, name)
     for module in model.modules():
         if getattr(module, "rope_type", None) == LONGROPE:
             module.rope_type = "default"  # both sets are the same: nothing is to be chosen
+
+
+def _around(path: str) -> Iterator[str]:
+    """The module itself and those around it, any of which may initialize it, from inside."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 def _nearest_model(model: Any, path: str) -> Any:

@@ -23,6 +23,8 @@ from snapexport.exporter.head import bar_tokens
 from snapexport.exporter.latent_attention import mark_latent_attention
 from snapexport.exporter.models import in_users_words, keep_layers, make_model, modeling_of
 from snapexport.exporter.rotary import rope_marked
+from snapexport.exporter.state_markers import StateMarkers
+from snapexport.exporter.states import states_replaced
 from snapexport.exporter.temperature import scale_by_positions
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 
@@ -117,7 +119,9 @@ def skeleton(
         mark_experts(model, decoder.expert_form)
     _keep_in_fp32(model)
     scale_by_positions(inside)
-    with rope_marked(modeling_of(model, names.decoder), inside, decoder.rope):
+    modeling = modeling_of(model, names.decoder)
+    states = states_replaced(modeling, StateMarkers.of(model.get_submodule(names.layers)))
+    with rope_marked(modeling, inside, decoder.rope), states:
         yield model, fake
 
 

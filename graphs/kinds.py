@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from snapexport.contract.names import HIDDEN_STATES
+from snapexport.contract.names import CHUNK_LENGTH, HIDDEN_STATES, PROMPT_LENGTH
 from snapexport.graphs.compress import compress_graph, vote_graph
 from snapexport.graphs.passes.base import Pass
 from snapexport.graphs.passes.batch_parallel import BatchParallel
@@ -19,6 +19,7 @@ from snapexport.graphs.passes.extend_cache import ExtendCache
 from snapexport.graphs.passes.head_groups import HeadGroups
 from snapexport.graphs.passes.latents import Latents
 from snapexport.graphs.passes.prefill_cache import PrefillCache, QueryWindows
+from snapexport.graphs.passes.recurrent_states import RecurrentStates
 from snapexport.graphs.passes.single_shot import SingleShot
 from snapexport.graphs.passes.sparse_prefill import SparsePrefillCache
 from snapexport.graphs.passes.top_tokens import TopTokens
@@ -54,10 +55,13 @@ class GraphSurgery:
 def _prefill(recipe: Recipe, size: Size) -> list[Pass]:
     geometry = recipe.geometry
     if geometry.is_single_shot(size.tokens):
-        return [Latents(), SingleShot(geometry, recipe.options), *_sampling(recipe)]
+        shot = SingleShot(geometry, recipe.options)
+        states = RecurrentStates(valid=PROMPT_LENGTH, begins=True)
+        return [Latents(), shot, states, *_sampling(recipe)]
     windows = [QueryWindows(geometry.vote.L_obs)] if geometry.compresses else []
     caches = PrefillCache(geometry.slots, size.capacity)
-    return [Latents(), caches, *windows, *_sampling(recipe)]
+    states = RecurrentStates(valid=CHUNK_LENGTH)
+    return [Latents(), caches, *windows, states, *_sampling(recipe)]
 
 
 def _prefill_sparse(recipe: Recipe, size: Size) -> list[Pass]:
@@ -74,6 +78,7 @@ def _extend(recipe: Recipe, size: Size) -> list[Pass]:
 def _decode(recipe: Recipe, size: Size) -> list[Pass]:
     passes: list[Pass] = [BatchParallel()] if recipe.options.data_parallel_attention else []
     passes += [Latents(), *_split(recipe), DecodeCache(recipe.geometry, recipe.options)]
+    passes.append(RecurrentStates())
     passes += [DecodeQueries()] if recipe.with_queries else []
     return passes + _sampling(recipe)
 

@@ -47,8 +47,13 @@ PROMPT_ATTENTION = "PromptAttention"
 """cache: (query, key, value[, more]) -> output. Causal attention inside a chunk that is a whole
 prompt."""
 
+CAUSAL_CONV = "CausalConv"
+"""trace: (x [B,D,C], weight [D,1,k][, bias [D]]) -> output [B,D,C]. Each channel's convolution over
+a position and the k - 1 before it. Attribute `layer`."""
+
 LINEAR_ATTENTION = "LinearAttention"
-"""cache: (query [B,C,G,dk], key [B,C,G,dk], value [B,C,H,dv], decay [B,C,H] or [B,C,H,dk], beta
+"""trace: (query, key, value, decay[, beta]) -> output, from a state of zeros.
+cache: (query [B,C,G,dk], key [B,C,G,dk], value [B,C,H,dv], decay [B,C,H] or [B,C,H,dk], beta
 [B,C,H] or nothing, past_state [B,H,dk,dv]) -> (output [B,C,H,dv], present_state [B,H,dk,dv]), all
 float32. Attributes `layer` and `scale`. Value head h reads query and key head h // (H/G).
 

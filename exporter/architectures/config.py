@@ -160,7 +160,7 @@ def model_facts(decoder: Decoder, checkpoint: Checkpoint) -> ModelFacts:
         sliding_window=[layer.window for layer in layers],
         attention_sinks=_column([layer.sinks for layer in layers]),
         num_experts=decoder.experts.experts if decoder.experts else 0,
-        attention_chunk_size=_chunks(decoder),
+        attention_chunk_size=_each([layer.chunk for layer in layers]),
         longrope=decoder.longrope,
         eos_token_id=_end_tokens(_end(checkpoint, config), config.vocab_size),
     )
@@ -169,9 +169,14 @@ def model_facts(decoder: Decoder, checkpoint: Checkpoint) -> ModelFacts:
 def _cached_heads(decoder: Decoder) -> dict[str, Any]:
     """The facts of a cache's heads: of keys and values, or of latents."""
     sizes, layers = decoder.config, decoder.layers
+    sources = tuple(layer.cache_of for layer in layers)
+    held = {
+        "cache_of": None if sources == tuple(range(len(layers))) else sources,
+        "states": _each([layer.states for layer in layers]),
+    }
     if decoder.latent:
         rank: int = sizes.kv_lora_rank
-        return {
+        return held | {
             "num_key_value_heads": 1,
             "head_dim": rank + sizes.qk_rope_head_dim,
             "kv_lora_rank": rank,
@@ -182,19 +187,17 @@ def _cached_heads(decoder: Decoder) -> dict[str, Any]:
         _column([layer.key_dim for layer in layers]),
         _column([layer.value_dim for layer in layers]),
     )
-    sources = tuple(layer.cache_of for layer in layers)
-    return {
+    return held | {
         "num_key_value_heads": _column([layer.kv_heads for layer in layers]),
         "head_dim": keys,
         "value_head_dim": None if values == keys else values,
-        "cache_of": None if sources == tuple(range(len(layers))) else sources,
         **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 0),
     }
 
 
-def _chunks(decoder: Decoder) -> tuple[int, ...] | None:
-    chunks = tuple(layer.chunk for layer in decoder.layers)
-    return chunks if any(chunks) else None
+def _each(values: list[T]) -> tuple[T, ...] | None:
+    """A value for each layer, if any has one."""
+    return tuple(values) if any(values) else None
 
 
 def _column(values: list[T]) -> T | tuple[T, ...]:

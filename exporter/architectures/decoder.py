@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from snapexport.contract.state_sizes import StateSizes
 from snapexport.exporter.architectures.families import Family
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ class Layer:
 
     window: positions that attention sees, the row's own included; 0: all. chunk: attention sees the
     positions from the last multiple of it; 0: all. cache_of: the layer whose keys and values it
-    reads. experts: None for one MLP.
+    reads; -1: none, and what is said of attention is that of a layer that attends. states: its
+    recurrent states. experts: None for one MLP.
     """
 
     kind: int
@@ -88,6 +90,7 @@ class Layer:
     sinks: bool = False
     softcapped: bool = False
     cache_of: int = -1
+    states: StateSizes | None = None
     experts: ExpertSizes | None = None
 
 
@@ -164,7 +167,7 @@ class Decoder:
 
         Where one reads another's cache, both are among them.
         """
-        places = {place: new for new, place in enumerate(depth)}
+        places = {-1: -1} | {place: new for new, place in enumerate(depth)}
         layers = [self.layers[place] for place in depth]
         return replace(
             self,

@@ -28,13 +28,14 @@ from snapexport.exporter.probe.latent import interleaves, is_latent
 from snapexport.exporter.probe.layers import (
     layers_of,
     read_their_own,
-    require_no_states,
+    require_known_states,
     require_one_call_each,
     require_said_types,
 )
 from snapexport.exporter.probe.locality import require_local
 from snapexport.exporter.probe.norms import norms_of
 from snapexport.exporter.probe.rope import require_said_ropes, rope_of
+from snapexport.exporter.probe.states import require_stated
 from snapexport.exporter.quiet import quiet
 
 if TYPE_CHECKING:
@@ -69,11 +70,12 @@ def _look(
     model = _made(probed, whole)
     names = names_of(model)
     inside = model.get_submodule(names.decoder)
-    require_no_states(model, names.layers)
+    require_stated(modeling_of(model, names.decoder))
     with quiet():
         norms = norms_of(model)
         expert_form = form_of_experts(model, config)
         recorded = record(model, names.decoder, names.layers)
+        require_known_states(model, recorded, names.layers)
         require_one_call_each(model, recorded, names.layers)
         limit = position_limit(config)
         layers = layers_of(model, recorded, names.layers, limit, expert_form)

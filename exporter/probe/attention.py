@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from snapexport.contract.state_sizes import StateSizes
 from snapexport.errors import UserError
 from snapexport.exporter.experts import is_experts
 from snapexport.exporter.models import hidden_states_of, modeling_of
+from snapexport.exporter.probe.states import Recording
+from snapexport.exporter.states import states_replaced
 
 IMPLEMENTATION = "snapexport_probe"
 _FEW, MANY = 8, 300
@@ -29,6 +32,8 @@ _IDLE = (
     *("dropout", "num_items_in_batch", "logits_to_keep"),
 )
 """Arguments that change nothing here."""
+_RECURRENT = "create_recurrent_attention_mask"
+"""Makes the mask of padding that states skip; there is none."""
 _FULL, _SLIDING, _CHUNKED = (
     "create_causal_mask",
     "create_sliding_window_causal_mask",
@@ -92,6 +97,7 @@ class Recorded:
     calls: list[Call] = field(default_factory=list)
     chosen: dict[str, int] = field(default_factory=dict)
     inputs: list[Mapping[str, Any]] = field(default_factory=list)
+    states: Mapping[int, StateSizes] = field(default_factory=dict)
 
 
 _recorded = Recorded()
@@ -153,10 +159,15 @@ def record(model: Any, decoder: str, layers: str) -> Recorded:
     _stub_experts(model)
     for layer in model.get_submodule(layers):
         layer.register_forward_pre_hook(_remember_inputs, with_kwargs=True)
-    _run(model, decoder, layers, _FEW)
+    states = Recording(lambda: len(_recorded.inputs) - 1)
+    with states_replaced(modeling_of(model, decoder), states):
+        _run(model, decoder, layers, _FEW)
+    found.states = dict(states.sizes)
+    states.sizes.clear()
     if found.calls:
         _recorded = Recorded()
-        _run(model, decoder, layers, MANY)
+        with states_replaced(modeling_of(model, decoder), states):
+            _run(model, decoder, layers, MANY)
     return found
 
 
@@ -225,7 +236,7 @@ def masks_replaced(modeling: ModuleType, made: Callable[[str, bool], Any]) -> It
     def stand_in(name: str) -> Any:
         def make(*_: Any, **given: Any) -> Any:
             narrowed = given.get("or_mask_function") or given.get("and_mask_function")
-            return made(name, bool(narrowed))
+            return None if name == _RECURRENT else made(name, bool(narrowed))
 
         return make
 

@@ -13,6 +13,7 @@ from snapexport.exporter.latent_attention import queries_of
 from snapexport.exporter.probe.rope import rotated
 
 _NEEDED = ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj")
+_KNOWN = (*_NEEDED, "q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj")
 _IMPLEMENTATION = "snapexport_probe_scores"
 _SMALL = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 8}
 _TOKENS = 5
@@ -39,7 +40,8 @@ def interleaves(model: Any, decoder: str) -> bool:
     """Whether RoPE turns channels 2i and 2i + 1 of queries and keys. Raises UserError."""
     module: Any = next(module for module in model.modules() if hasattr(module, "kv_b_proj"))
     name = type(module).__name__
-    if not all(hasattr(module, part) for part in _NEEDED):
+    weighted = {part for part, inner in module.named_children() if list(inner.parameters())}
+    if not set(_NEEDED) <= weighted <= set(_KNOWN):
         raise UserError(f"the model's latent attention ({name}) has other parts", _OTHER)
     try:
         found = _interleaves(module, model.get_submodule(decoder).rotary_emb)

@@ -24,14 +24,18 @@ def layers_of(
     model: Any, recorded: Recorded, layers: str, limit: int, form: ExpertForm | None
 ) -> tuple[Layer, ...]:
     """The model's layers. limit: its longest sequence. Raises UserError for unlike ones."""
-    modules, calls = list(model.get_submodule(layers)), recorded.calls
+    modules = list(model.get_submodule(layers))
+    calls = {call.layer: call for call in recorded.calls}
+    some = recorded.calls[0]
     config = model.get_submodule(layers.rpartition(".")[0]).config
     kinds: dict[str, int] = {}
     shared = _shared(recorded.inputs)
     found: list[Layer] = []
-    for index, (module, call) in enumerate(zip(modules, calls, strict=True)):
+    for index, module in enumerate(modules):
+        attends = index in calls
+        call = calls.get(index, some)
         require_causal(call)
-        window, chunk = window_and_chunk(call, config)
+        window, chunk = window_and_chunk(call, config) if attends else (0, 0)
         described = _described(module, call, (window, chunk))
         described += repr([shared.get(one) for one in _tensors(recorded.inputs[index])])
         found.append(
@@ -45,7 +49,8 @@ def layers_of(
                 chunk=0 if chunk >= limit else chunk,
                 sinks=call.sinks,
                 softcapped=bool(call.softcap),
-                cache_of=_first_with(calls, call),
+                cache_of=_first_with(recorded.calls, call) if attends else -1,
+                states=recorded.states.get(index),
                 experts=_experts(module, f"{layers}.{index}", recorded.chosen, form),
             )
         )
@@ -54,7 +59,7 @@ def layers_of(
 
 def read_their_own(recorded: Recorded, layers: Sequence[Layer]) -> bool:
     """Whether a layer gets a tensor that others of its kind don't, or another layer's cache."""
-    if any(layer.cache_of != index for index, layer in enumerate(layers)):
+    if any(layer.cache_of not in (-1, index) for index, layer in enumerate(layers)):
         return True
     first: dict[int, Mapping[str, Any]] = {}
     for layer, given in zip(layers, recorded.inputs, strict=True):
@@ -81,13 +86,24 @@ def _shared(inputs: Sequence[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def require_one_call_each(model: Any, recorded: Recorded, layers: str) -> None:
-    """Raise UserError unless each layer called attention once, in the layers' order."""
+    """Raise UserError unless each layer called attention once, in the layers' order.
+
+    Beside layers with recurrent states others may hold nothing.
+    """
     modules = list(model.get_submodule(layers))
     made = [call.layer for call in recorded.calls]
     if made == list(range(len(modules))):
         return
+    if not set(made) <= set(range(len(modules))):
+        raise UserError(
+            "layers attend by modules that they share",
+            "only decoders whose layers have attention of their own can be built",
+        )
     counts = [made.count(index) for index in range(len(modules))]
-    odd = next((index for index, count in enumerate(counts) if count != 1), None)
+    least = 0 if recorded.states else 1
+    odd = next((n for n, count in enumerate(counts) if not least <= count <= 1), None)
+    if odd is None and made and made == sorted(made):
+        return
     if odd is None:
         what = f"the model's {len(modules)} layers attend {len(made)} times"
     elif counts[odd]:
@@ -109,13 +125,13 @@ def _state(layer: nn.Module) -> str:
     return ""
 
 
-def require_no_states(model: Any, layers: str) -> None:
-    """Raise UserError for layers that mix positions by a convolution."""
+def require_known_states(model: Any, recorded: Recorded, layers: str) -> None:
+    """Raise UserError for layers that mix positions by a convolution of another form."""
     for index, layer in enumerate(model.get_submodule(layers)):
-        if state := _state(layer):
+        if index not in recorded.states and (state := _state(layer)):
             raise UserError(
                 f"layer {index} mixes positions by a recurrent state ({state})",
-                "only decoders whose layers hold keys and values alone can be built",
+                "only states by the convolutions and recurrences that models share can be built",
             )
 
 
@@ -140,7 +156,7 @@ def _limit(config: Any) -> int:
 
 def _first_with(calls: Sequence[Call], call: Call) -> int:
     """The layer that made the keys that a call attends to."""
-    return next(index for index, other in enumerate(calls) if other.key is call.key)
+    return next(other.layer for other in calls if other.key is call.key)
 
 
 def _experts(

@@ -16,6 +16,7 @@ from snapexport.errors import UserError
 from snapexport.exporter.miniature import miniature
 from snapexport.exporter.models import hidden_states_of, modeling_of
 from snapexport.exporter.probe.attention import MANY, masks_replaced
+from snapexport.exporter.states import OwnRow, states_replaced
 from snapexport.exporter.temperature import scale_by_positions
 
 _IMPLEMENTATION = "snapexport_probe_rows"
@@ -104,7 +105,8 @@ def _states(small: Any, layers: str) -> list[list[Tensor]]:
 
     def run(order: Tensor, positions: Tensor | None) -> list[Tensor]:
         seen.clear()
-        with masks_replaced(modeling_of(small, ""), lambda *_: None):
+        modeling = modeling_of(small, "")
+        with masks_replaced(modeling, lambda *_: None), states_replaced(modeling, OwnRow()):
             hidden_states_of(small, tokens[:, order], positions)
         return [states[..., order.argsort(), :] for states in seen]
 

@@ -1,6 +1,7 @@
 """Confirms which modules are RMSNorms, and in which form, by their numbers."""
 
 import copy
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +26,8 @@ def norms_of(model: nn.Module) -> dict[str, RMSNorm]:
 def _may_be_norm(module: nn.Module) -> bool:
     weights = [name for name, weight in module._parameters.items() if weight is not None]
     alone = weights == ["weight"] and not list(module.children())
-    return alone and bool(module.weight.ndim == 1)
+    takes = inspect.signature(type(module).forward).parameters  # a gated norm takes a gate as well
+    return alone and len(takes) == 2 and bool(module.weight.ndim == 1)
 
 
 @torch.no_grad()

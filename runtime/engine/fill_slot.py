@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry, GraphName
-from snapexport.runtime.engine.backend import Buffers, GraphBackend, Memory
+from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend, Memory
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
 from snapexport.runtime.engine.loaded import Loaded
 
@@ -34,11 +34,12 @@ class FillByGraph:
         what the ranks exchange.
         """
         self._memory, own = backend.memory, backend.binds_rows
-        slots = [{} if row is None else _cache_outputs(decode, row) for row in rows]
+        slots = [{} if row is None else _cache_outputs(entry, decode, row) for row in rows]
         spare = {} if own and all(slots) else new_row(entry, backend.memory)
         inputs = {name: one for name, one in given.items() if not names.is_present(name)}
         buffers = allocate(backend.memory, entry, inputs | ((own and slots[0]) or spare))
         self.graph = BoundGraph(backend, name, entry, buffers)
+        self._states = [_states_beside(entry, given, decode, row) for row in rows]
         self._graphs, self._copies = [self.graph] * len(slots), slots
         if own:
             others = [
@@ -58,6 +59,8 @@ class FillByGraph:
         self._graphs[slot].run()
         for name, target in self._copies[slot].items():
             self._memory.copy(target, self.graph.buffers[name])
+        for source, target in self._states[slot]:
+            self._memory.copy(target, source)
 
 
 class FillByCopy:
@@ -77,15 +80,33 @@ class FillByCopy:
         """Copy no more than the prompt."""
         if (row := self._rows[slot]) is not None:
             for source, target in self._caches:
-                self._memory.copy_positions(target.rows(row, row + 1), source, prompt_length)
+                own = target.rows(row, row + 1)
+                if names.is_state(target.name):
+                    self._memory.copy(own, source)
+                else:
+                    self._memory.copy_positions(own, source, prompt_length)
 
 
 FillSlot = FillByGraph | FillByCopy
 
 
-def _cache_outputs(decode: Buffers, slot: int) -> Buffers:
-    """A batch slot's row of decode's caches, by the names of the cache outputs."""
-    return {n: one.rows(slot, slot + 1) for n, one in decode.items() if names.is_present(n)}
+def _cache_outputs(entry: GraphEntry, decode: Buffers, slot: int) -> Buffers:
+    """A batch slot's row of decode's caches, by the names of the graph's cache outputs."""
+    present = (spec.name for spec in entry.outputs if names.is_present(spec.name))
+    return {name: decode[name].rows(slot, slot + 1) for name in present}
+
+
+def _states_beside(
+    entry: GraphEntry, given: Buffers, decode: Buffers, row: int | None
+) -> list[tuple[Buffer, Buffer]]:
+    """(a prompt's state, a batch slot's) of each recurrent state that the graph doesn't write."""
+    written = {spec.name for spec in entry.outputs}
+    return [
+        (given[name], one.rows(row, row + 1))
+        for name, one in decode.items()
+        if row is not None and names.is_past(name) and names.is_state(name)
+        if names.present_of(name) not in written
+    ]
 
 
 def new_row(entry: GraphEntry, memory: Memory) -> Buffers:

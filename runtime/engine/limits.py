@@ -68,6 +68,7 @@ class Limits:
                 chunk=manifest.prefill_chunk,
                 longest=0 if form == "blocks" else longest,
                 voters=geometry.block_voters(manifest.prefill_chunk),
+                rewinds=not model.stateful,
                 further=(*(() if full_cache else _further_work(geometry)), *further),
             ),
         )

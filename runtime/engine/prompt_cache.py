@@ -18,6 +18,9 @@ class PromptCache:
     not run again, and neither is a whole prompt that equals the last one. Executors of the same
     model on one device may share a cache if each prompt is prefilled to its end.
 
+    Recurrent states are those after the last chunk. They have no positions, so with them only a
+    whole prompt is taken from the cache.
+
     Prefill graphs of smaller capacity N take the beginning of the same memory as [1,Hkv,N,D];
     `resize` moves the heads to where the next graph reads them.
     """
@@ -28,7 +31,9 @@ class PromptCache:
         """sparse: what chunks amid a prompt attend to; None: to everything."""
         self.sparse = sparse
         specs = {spec.name: spec for spec in prefill.inputs}
-        self._pasts = {name: memory.allocate(specs[name]) for name in specs if names.is_past(name)}
+        held = {name: memory.allocate(specs[name]) for name in specs if names.is_past(name)}
+        self._states = {name: one for name, one in held.items() if names.is_state(name)}
+        self._pasts = {name: one for name, one in held.items() if name not in self._states}
         self._memory = memory
         self._chunk: int = specs[names.INPUT_IDS].shape[1]
         self._held: list[int] = []
@@ -51,7 +56,13 @@ class PromptCache:
     def of_capacity(self, capacity: int) -> Buffers:
         """The beginning of the memory, as inputs and outputs of a graph of that capacity."""
         pasts = {name: _with_positions(one, capacity) for name, one in self._pasts.items()}
+        pasts |= self._states
         return pasts | {names.present_of(name): one for name, one in pasts.items()}
+
+    def begin(self) -> None:
+        """Make the states those before a prompt."""
+        for state in self._states.values():
+            self._memory.zero(state)
 
     def resize(self, capacity: int, count: int) -> None:
         """Make room for `capacity` positions, and keep the first `count`.
@@ -69,6 +80,8 @@ class PromptCache:
 
     def holds(self, token_ids: Sequence[int], start: int) -> bool:
         """Whether running a chunk at position `start` would change nothing."""
+        if self._states:
+            return False
         end = start + len(token_ids)
         return end <= len(self._held) and self._held[start:end] == list(token_ids)
 
@@ -116,7 +129,7 @@ class PromptCache:
         """Forget all tokens, and zero keys and values."""
         self._held.clear()
         self._written.clear()
-        for cache in self._pasts.values():
+        for cache in (*self._pasts.values(), *self._states.values()):
             self._memory.zero(cache)
 
 

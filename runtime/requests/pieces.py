@@ -91,12 +91,15 @@ class Prefill:
     longest: tokens of the longest prompt that is taken in chunks; 0: all go in blocks.
     voters: tokens of a prompt's end that each block but the last has room for, and that vote on it.
     further: what follows the chunks of a prompt.
+    rewinds: whether a chunk may take tokens again. Recurrent states can't: then it is the first
+    chunk that is short.
     """
 
     chunk: int
     longest: int
     voters: int = 0
     further: tuple[FurtherWork, ...] = ()
+    rewinds: bool = True
 
     def is_too_long(self, prompt_length: int) -> bool:
         """Whether a prompt goes in blocks, even if no row begins it."""
@@ -112,7 +115,10 @@ def pieces(prompt_length: int, done: int, prefill: Prefill, *, onto_row: bool) -
         found = _blocks(done, prompt_length, prefill)
     else:
         assert not done
-        found = _chunks(prompt_length, prefill.chunk)
+        found = [
+            Piece(CHUNK, start, end, prefill.chunk)
+            for start, end in chunks(prompt_length, prefill.chunk, rewinds=prefill.rewinds)
+        ]
         for work in prefill.further:
             found += work.pieces(prompt_length, prefill.chunk)
     return (*found[:-1], replace(found[-1], is_last=True))
@@ -123,10 +129,17 @@ def pieces_of(prompt_length: int, prefill: Prefill) -> tuple[Piece, ...]:
     return pieces(prompt_length, 0, prefill, onto_row=prefill.is_too_long(prompt_length))
 
 
-def _chunks(length: int, chunk: int) -> list[Piece]:
-    """[0, C), [C, 2C) ... and [length - C, length), which overlaps the one before."""
-    ends = [*range(chunk, length, chunk), length]
-    return [Piece(CHUNK, max(0, end - chunk), end, chunk) for end in ends]
+def chunks(length: int, chunk: int, *, rewinds: bool) -> list[tuple[int, int]]:
+    """[0, C), [C, 2C) ... and [length - C, length), which overlaps the one before.
+
+    If none rewinds, the first is the short one: [0, r), [r, r + C) ... All voters are in the last
+    one then too, and nothing is written behind the prompt, as a short last chunk would.
+    """
+    if rewinds:
+        ends = [*range(chunk, length, chunk), length]
+    else:
+        ends = [*range((length - 1) % chunk + 1, length + 1, chunk)]
+    return [(max(0, end - chunk), end) for end in ends]
 
 
 def _blocks(start: int, end: int, prefill: Prefill) -> list[Piece]:

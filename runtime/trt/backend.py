@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import GraphName
-from snapexport.runtime.engine.backend import Buffers, DeviceError, Work
+from snapexport.contract.manifest import GraphName, TensorSpec
+from snapexport.runtime.engine.backend import Buffer, Buffers, DeviceError, Work
 from snapexport.runtime.engine.cuda import CudaMemory
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.trt.engines import Engines, open_engines
@@ -36,10 +37,24 @@ class TensorRtBackend:
     def bind(self, graph: GraphName, buffers: Buffers) -> Work:
         """Give the graph's context its addresses. A graph is bound once."""
         context, file = self._contexts[graph], self._build.manifest.graphs[graph].file
-        for name, buffer in buffers.items():
+        apart = self._apart(buffers)
+        for name, buffer in (buffers | apart).items():
             if not context.set_tensor_address(name, buffer.address):
                 raise DeviceError(f"{file}: TensorRT takes no memory for '{name}'")
-        return partial(_execute, context, self.memory.device.stream, file)
+        run = partial(_execute, context, self.memory.device.stream, file)
+        copies = [(buffers[name], own) for name, own in apart.items()]
+        return partial(_run_and_copy, run, self.memory, copies) if copies else run
+
+    def _apart(self, buffers: Buffers) -> Buffers:
+        """Memory for what a kernel writes while it reads the columns before: convolutions' states.
+
+        TensorRT for RTX 1.7 joins both into one kernel.
+        """
+        return {
+            name: self.memory.allocate(TensorSpec(name=name, dtype=one.dtype, shape=[*one.shape]))
+            for name, one in buffers.items()
+            if names.is_present(name) and names.is_conv(name)
+        }
 
     def capture(self, graph: GraphName, work: Work) -> Work | None:
         """Capture one run on the stream, with its copies; warn where TensorRT does not allow it."""
@@ -92,6 +107,12 @@ def _contexts(
         context.set_device_memory(workspace, size)
         contexts[name] = context
     return contexts
+
+
+def _run_and_copy(run: Work, memory: CudaMemory, copies: list[tuple[Buffer, Buffer]]) -> None:
+    run()
+    for target, source in copies:
+        memory.copy(target, source)
 
 
 def _execute(context: "trt.IExecutionContext", stream: int, file: str) -> None:

@@ -13,9 +13,25 @@ from tests.architectures.listed import HELD
 from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
-from tests.oracle.families import FAMILIES, few_by_default
+from tests.oracle.families import FAMILIES, HYBRIDS, few_by_default
+from tests.oracle.recurrent import require_agreement
 
 torch.set_num_threads(1)
+
+
+def _noted(record_property: Callable[[str, object], None], name: str, difference: float) -> None:
+    record_property("type", next((kind for kind, held in HELD.items() if held == name), name))
+    record_property("difference", difference)
+
+
+@pytest.mark.architectures
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrid_agrees_with_transformers(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
+    of_kept = require_agreement(Case(name, target="portable"), (70, 5, 33))
+    of_full = require_agreement(Case(name, target="portable", policy="full"), (80, 32, 1))
+    _noted(record_property, name, max(of_kept, of_full))
 
 
 @pytest.mark.parametrize("name", few_by_default((*FAMILIES, *HELD.values())))
@@ -26,6 +42,4 @@ def test_family_agrees_with_transformers(
     of_kept = assert_agrees(case, (1, 25, 96))
     baseline = cases.built(case, "baseline-")
     of_full = assert_agrees_with_plain(baseline, name, (1, 65), f"{name} full cache")
-    model_type = next((kind for kind, held in HELD.items() if held == name), name)
-    record_property("type", model_type)
-    record_property("difference", max(of_kept, of_full))
+    _noted(record_property, name, max(of_kept, of_full))

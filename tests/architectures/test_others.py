@@ -14,11 +14,11 @@ from snapexport.errors import UserError
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.decoders import load_decoder
 from tests.architectures.listed import HELD, OTHERS
-from tests.oracle.families import FAMILIES
+from tests.oracle.families import FAMILIES, HYBRIDS
 
 pytestmark = pytest.mark.architectures
 
-COMPARED = {name.partition(".")[0] for name in FAMILIES} | HELD.keys()
+COMPARED = {name.partition(".")[0] for name in (*FAMILIES, *HYBRIDS)} | HELD.keys()
 CLASSES = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 REST = [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name not in COMPARED]
 

@@ -53,7 +53,6 @@ SLIDING = ["full_attention", "sliding_attention"]
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
-CONV = ["conv", "full_attention"]
 BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no such directory": (shutil.rmtree, "no such directory"),
     "no config": (lambda m: (m / "config.json").unlink(), "it has no config.json"),
@@ -107,10 +106,6 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "attention in both directions": (
         of_family("Gemma2ForCausalLM", "gemma2", use_bidirectional_attention=True),
         "attends in both directions",
-    ),
-    "recurrent states": (
-        of_family("Lfm2ForCausalLM", "lfm2", num_hidden_layers=2, layer_types=CONV),
-        "layer 0 mixes positions by a recurrent state",
     ),
     "an encoder": (
         of_family("BertForMaskedLM", "bert"),

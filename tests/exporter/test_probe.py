@@ -16,11 +16,7 @@ from tests.oracle.families import config_of
 RECURRENT: dict[str, dict[str, Any]] = {
     "jamba": {"num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
     "minimax": {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
-    "qwen3_next": {"head_dim": 16, "num_experts": 8, "moe_intermediate_size": 32},
 }
-LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2}
-LINEAR |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_hidden_layers": 4}
-RECURRENT["qwen3_next"] |= LINEAR
 
 
 def seen(name: str, **changes: Any) -> Decoder:
@@ -86,7 +82,7 @@ def test_a_small_model_shows_positions_that_mix_outside_of_attention(name: str) 
 @pytest.mark.parametrize(
     ("name", "changes", "refused"),
     [
-        ("jamba", {}, r"layer 0 mixes positions by a recurrent state \(JambaMambaMixer\)"),
+        ("recurrent_gemma", {}, r"layer 0 mixes positions by a recurrent state \(RecurrentGemma"),
         ("doge", {}, "layer 0 makes an attention mask of its own"),
         ("bloom", {"n_layer": 3, "n_head": 4}, r"layer 0 attends by code of its own \(Bloom"),
         ("diffllama", {}, "layer 0 attends 2 times"),

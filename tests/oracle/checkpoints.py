@@ -255,6 +255,8 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
             parameter.copy_(_norm_mean(name) - added + 0.25 * noise)
         elif name.endswith(".sinks"):
             parameter.copy_(2.0 + noise)
+        elif name.endswith("A_log"):
+            parameter.copy_(-2.0 + noise)  # states remember tens of tokens
         elif name.endswith("bias"):
             parameter.copy_(0.5 * noise)
         else:

@@ -142,6 +142,8 @@ class Chunks:
         least = start + self._chunk
         capacity = capacity or next(size for size in self._graphs if size >= least)
         self.cache.resize(capacity, start)
+        if not start:
+            self.cache.begin()
         graph = self._graphs[capacity]
         write_tokens(graph.arrays, tokens, temperature)
         graph.arrays[names.PAST_LENGTH][:] = start

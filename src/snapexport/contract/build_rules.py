@@ -80,6 +80,7 @@ IRREGULAR = fact(
     "models with uneven heads, shared caches or chunked attention", "irregular", joined="for"
 )
 SHARED_CACHES = fact("models whose layers share caches", "shared_caches", joined="for")
+STATES = fact("models with recurrent states", "states", joined="for")
 SHARED_SLOTS = flag("data_parallel_attention")
 NO_RANKS = fact("--tensor-parallel", "tensor_parallel", value=1, joined="without")
 GROUPED = flag("head_groups", 2)
@@ -261,7 +262,18 @@ BUILD_RULES: tuple[Rule, ...] = (
     Rule(HEADS, EQUAL_HEADS, "it shares K among KV heads"),
     Rule(HEADS, OTHER_HEADS, "a file of head budgets has one number of KV heads", LEAVE_OUT),
     Rule(HEADS, SHARED_CACHES, "a group would have queries of several layers", LEAVE_OUT),
+    Rule(HEADS, STATES, "", LEAVE_OUT),
     Rule(HEADS, REPEAT, ""),
+    *(
+        Rule(choice, STATES, f"{what}, and a state takes each token once", LEAVE_OUT)
+        for choice, what in (
+            (PSEUDO, "pseudo tokens are taken back after their vote"),
+            (REPEAT, "a repeated prompt is taken back after its vote"),
+            (EXTEND, "the voters of a block are taken back"),
+            (STEPS, "wrong drafts are taken back"),
+            (BUDGETED, "blocks of keys begin where whole chunks do"),
+        )
+    ),
     Rule(EXTEND, PSEUDO, "the end of a block or of its prompt votes"),
     Rule(EXTEND, REPEAT, "the end of a block or of its prompt votes"),
     Rule(REPEAT, SAGE, "there the last token votes alone", "use --policy snapstream"),

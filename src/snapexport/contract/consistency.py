@@ -87,6 +87,8 @@ def _require_heads(model: ModelFacts, index: int, heads: LayerHeads) -> None:
         _require_range("model.num_key_value_heads", heads.kv_heads, 1, 1)
         _require_range("model.value_head_dim", sum(heads.widths), heads.query_dim, heads.query_dim)
 
+    if heads.cache_of == -1:
+        return
     source = model.layer(heads.cache_of)
     if heads._replace(heads=source.heads, sinks=source.sinks) != source:
         raise UserError(

@@ -89,12 +89,15 @@ class GraphFacts:
         top_outputs |= self._hidden_states(1, self._manifest.prefill_chunk)
         if self._manifest.single_shot and not self._full:
             length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
-            return ids | length | top_inputs, top_outputs | self._compressed()
+            compressed = self._compressed() | _after(self._states(1))
+            return ids | length | top_inputs, top_outputs | compressed
         lengths: Specs = dict.fromkeys((names.PAST_LENGTH, names.CHUNK_LENGTH), ("int64", (1,)))
         if self._manifest.single_shot:
             return self._whole_prompt(ids, top_inputs, top_outputs)
+        states = self._states(1)
         outputs = top_outputs | self._whole(names.present_key, names.present_value)
-        inputs = ids | lengths | top_inputs | self._whole(names.past_key, names.past_value)
+        outputs |= _after(states)
+        inputs = ids | lengths | top_inputs | self._whole(names.past_key, names.past_value) | states
         return inputs, outputs if self._full else outputs | self._windows()
 
     def prefill_sparse(self) -> Tensors:
@@ -118,7 +121,7 @@ class GraphFacts:
 
     def _whole_prompt(self, ids: Specs, inputs: Specs, outputs: Specs) -> Tensors:
         """A single shot into the full cache."""
-        present = self._whole(names.present_key, names.present_value)
+        present = self._whole(names.present_key, names.present_value) | _after(self._states(1))
         return ids | {names.PROMPT_LENGTH: ("int64", (1,))} | inputs, outputs | present
 
     def compress(self) -> Tensors:
@@ -160,9 +163,8 @@ class GraphFacts:
         for cache in self._held:
             shape = (1, cache.kv_heads, cache.shape.cache_slots)
             states[names.slot_positions(cache.cache)] = ("int64", shape)
-        presents = {names.present_of(name): spec for name, spec in states.items()}
         outputs |= self._hidden_states(1, chunk)
-        return inputs | top_inputs | states, outputs | presents
+        return inputs | top_inputs | states, outputs | _after(states)
 
     def verify(self) -> Tensors:
         """A decode step of several tokens."""
@@ -180,9 +182,9 @@ class GraphFacts:
         if self._options.data_parallel_attention:
             inputs[names.RANK] = ("int64", (1,))
         top_inputs, outputs = self._sampled(*(ids if tokens > 1 else (batch,)))
-        caches = self._caches(batch // self._ranks_of_batch)
+        caches = self._caches(batch // self._ranks_of_batch) | self._states(batch)
         inputs |= top_inputs | caches
-        outputs |= {names.present_of(name): spec for name, spec in caches.items()}
+        outputs |= _after(caches)
         if self._options.attends_valid and not several:
             for cache in self._held:
                 outputs[names.attended_key(cache.cache)] = caches[names.past_key(cache.cache)]
@@ -206,9 +208,8 @@ class GraphFacts:
         states = self._hidden_states(batch, 1)
         top_inputs, outputs = self._sampled(batch)
         ring = self._draft_ring(batch)
-        presents = {names.present_of(name): spec for name, spec in ring.items()}
         outputs[names.NEXT_HIDDEN_STATES] = states[names.HIDDEN_STATES]
-        return ids | top_inputs | states | ring, outputs | presents
+        return ids | top_inputs | states | ring, outputs | _after(ring)
 
     def mtp_prefill(self) -> Tensors:
         """A chunk of multi-token prediction."""
@@ -216,8 +217,7 @@ class GraphFacts:
         ids: Specs = {names.INPUT_IDS: ("int64", (1, chunk))}
         lengths: Specs = dict.fromkeys((names.PAST_LENGTH, names.CHUNK_LENGTH), ("int64", (1,)))
         ring = self._draft_ring(1)
-        presents = {names.present_of(name): spec for name, spec in ring.items()}
-        return ids | lengths | self._hidden_states(1, chunk) | ring, presents
+        return ids | lengths | self._hidden_states(1, chunk) | ring, _after(ring)
 
     def _hidden_states(self, rows: int, tokens: int) -> Specs:
         if not self._options.mtp:
@@ -287,9 +287,19 @@ class GraphFacts:
                     specs[name] = ("float32", (rows, kv_heads, 1, width))
         return specs
 
+    def _states(self, rows: int) -> Specs:
+        """Recurrent states, before the step."""
+        specs = Specs()
+        for index, sizes in self._model.stateful.items():
+            if sizes.conv:
+                specs[names.past_conv(index)] = (self._dtype, (rows, *sizes.conv))
+            if sizes.matrix:
+                specs[names.past_matrix(index)] = ("float32", (rows, *sizes.matrix))
+        return specs
+
     def _compressed(self) -> Specs:
         """One compressed prompt, and what it kept."""
-        specs = {names.present_of(name): spec for name, spec in self._caches(1).items()}
+        specs = _after(self._caches(1))
         for cache, kv_heads, shape, _ in self._held:
             if shape.K:
                 specs[names.topk_positions(cache)] = ("int64", (1, kv_heads, shape.K))
@@ -311,6 +321,11 @@ class GraphFacts:
             )
             for cache, kv_heads, _, layer in self._held
         }
+
+
+def _after(pasts: Specs) -> Specs:
+    """The outputs that take the places of inputs."""
+    return {names.present_of(name): spec for name, spec in pasts.items()}
 
 
 class _Held(NamedTuple):

@@ -11,7 +11,8 @@ class LayerHeads(NamedTuple):
     heads: of queries. query_dim: of the queries that score cached keys; latents are scored by the
     widths of key and value together. sinks: whether each head has a learned score beside those of
     the keys (gpt-oss). window: in positions; 0: none. chunk: attention sees
-    the positions from the last multiple of it on; 0: all. cache_of: the layer whose cache it reads.
+    the positions from the last multiple of it on; 0: all. cache_of: the layer whose cache it reads;
+    -1: it does not attend.
     """
 
     heads: int

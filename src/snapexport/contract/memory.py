@@ -154,7 +154,7 @@ def _attentions(
     caches = {
         names.number_of(n): shape[2] + added
         for n, shape in inputs.items()
-        if names.is_past(n) and not names.is_block_key(n)
+        if names.is_past(n) and not names.is_state(n) and not names.is_block_key(n)
     }
     for number, slots in (caches or dict.fromkeys(range(layers), rows)).items():
         # Where caches are of head groups, they are more, and all layers have the same heads.

@@ -1,7 +1,8 @@
 """Facts of a checkpoint that builds and runtimes need."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
+from annotated_types import Ge
 from pydantic import (
     NonNegativeInt,
     PositiveInt,
@@ -14,6 +15,7 @@ from snapexport.contract.columns import value_at
 from snapexport.contract.engines import Strict, Word
 from snapexport.contract.latents import LatentSizes
 from snapexport.contract.layer_heads import LayerHeads
+from snapexport.contract.state_sizes import StateSizes
 
 Counts = PositiveInt | tuple[PositiveInt, ...]
 
@@ -23,7 +25,9 @@ class ModelFacts(Strict):
 
     Facts of heads are one value for all layers, or one for each: `layer` gives those of a layer.
     value_head_dim: of values; None: head_dim, which is then the width of both. cache_of: the layer
-    whose cache each layer reads, its own or an earlier one's; None: each its own.
+    whose cache each layer reads, its own or an earlier one's; -1: it does not attend, and its facts
+    of heads are those of a layer that does; None: each its own. states: the recurrent states of
+    each layer, if it has some; None: no layer has.
     sliding_window: each layer's window in positions; 0: none. attention_chunk_size: of each layer,
     which attends to the positions from the last multiple of it on; 0: to all; None: all layers do.
     kv_lora_rank: 0 unless attention is
@@ -48,7 +52,8 @@ class ModelFacts(Strict):
     sliding_window: list[NonNegativeInt]
     attention_chunk_size: tuple[NonNegativeInt, ...] | None = None
     attention_sinks: bool | tuple[bool, ...]
-    cache_of: tuple[NonNegativeInt, ...] | None = None
+    cache_of: tuple[Annotated[int, Ge(-1)], ...] | None = None
+    states: tuple[StateSizes | None, ...] | None = None
     num_experts: NonNegativeInt
     eos_token_id: list[int]
     longrope: Literal["long", "short"] | None = None
@@ -92,6 +97,11 @@ class ModelFacts(Strict):
         return {n: layer for n, layer in enumerate(self.layers) if layer.cache_of == n}
 
     @property
+    def stateful(self) -> dict[int, StateSizes]:
+        """The states of each layer that has some."""
+        return {n: one for n, one in enumerate(self.states or ()) if one}
+
+    @property
     def kv_heads(self) -> tuple[int, ...]:
         """KV heads of each layer."""
         return tuple(layer.kv_heads for layer in self.layers)
@@ -109,7 +119,8 @@ class ModelFacts(Strict):
         differ = {
             "uneven_heads": len(kinds) > 1,
             "unequal_widths": not latent and any(len({*layer.widths}) > 1 for layer in layers),
-            "shared_caches": len(self.cached) < len(layers),
+            "shared_caches": any(one.cache_of not in (-1, n) for n, one in enumerate(layers)),
+            "states": bool(self.stateful),
         }
         chunked = any(layer.chunk for layer in layers)
         return differ | {"latent": latent, "irregular": chunked or any(differ.values())}

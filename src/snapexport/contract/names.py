@@ -73,8 +73,8 @@ def _begins(*stems: str) -> Callable[[str], bool]:
     return lambda name: name.startswith(stems)
 
 
-def _ends(end: str) -> Callable[[str], bool]:
-    return lambda name: name.endswith(end)
+def _ends(*ends: str) -> Callable[[str], bool]:
+    return lambda name: name.endswith(ends)
 
 
 past_key = _numbered(_PAST, ".key")
@@ -85,6 +85,10 @@ present_key = _numbered(_PRESENT, ".key")
 """Keys after the step, [B,Hkv,S,D]; may share the buffer of `past_key`."""
 present_value = _numbered(_PRESENT, ".value")
 """Values after the step, [B,Hkv,S,D]; may share the buffer of `past_value`."""
+past_conv = _numbered(_PAST, ".conv")
+"""What a layer's convolution still reads of the positions before the step, [B,D,k-1]."""
+past_matrix = _numbered(_PAST, ".matrix")
+"""The matrix state of a layer before the step, float32 [B,H,dk,dv]."""
 past_key_scale = _numbered(_PAST, ".key_scale")
 """Scale of int8 keys, float32 [B,Hkv,1,D]: key = int8 * scale."""
 past_block_key = _numbered(_PAST, ".block_key")
@@ -172,6 +176,10 @@ is_past = _begins(_PAST)
 is_present = _begins(_PRESENT)
 """Whether it names a cache output."""
 
+is_conv = _ends(".conv")
+"""Whether it names `past_conv`, or what is there after the step."""
+is_state = _ends(".conv", ".matrix")
+"""Whether it names a recurrent state, before or after the step: it has no positions."""
 is_block_key = _ends(".block_key")
 """Whether it names `past_block_key` or `present_block_key`."""
 is_cache = _begins(_PAST, _PRESENT)

@@ -15,7 +15,7 @@ class Slots:
 
     num_layers: of the model. L_sink, L_recent, K: of each cache. head_groups: the KV heads of each
     cache; empty: each layer has one cache. cache_of: the layer whose cache each layer reads, its
-    own or an earlier one's; empty: each its own. chunk: as in `LayerGeometry`.
+    own or an earlier one's; -1: none; empty: each its own. chunk: as in `LayerGeometry`.
     """
 
     num_layers: int
@@ -46,7 +46,7 @@ class Slots:
     def _require_sources(self) -> None:
         sources = self.cache_of
         has_layers = len(sources) == (0 if self.head_groups else self.num_layers)
-        is_earlier = all(s <= layer and sources[s] == s for layer, s in enumerate(sources))
+        is_earlier = all(s == -1 or sources[s] == s <= layer for layer, s in enumerate(sources))
         if sources and not (has_layers and is_earlier):
             raise UserError(
                 "the layers do not read caches of their own, or of earlier layers that have some",

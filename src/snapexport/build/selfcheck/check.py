@@ -37,7 +37,9 @@ def check(sample: Sample, resolved: ResolvedBuild, directory: Path) -> Verified:
         return _record(sample, build, full, tokens, (), prompt, max(prefill, decode))
     far = _far_position(build, resolved, prompt)
     compressed = graphs.of_compressed_cache(build, tokens[: prompt + 1], far)
-    depth, geometry = sample.decoder.depth, build.manifest.geometry
+    geometry = build.manifest.geometry
+    places = zip(sample.decoder.depth, sample.decoder.layers, strict=True)
+    depth = [index for index, layer in places if layer.cache_of != -1]
     require_same_vote(compressed.kept, answer.attended, geometry, prompt, depth)
     after = _decoded(reference, build, compressed, tokens[: prompt + 1], far)
     require_same(after, lambda: f"decode of position {far} with the compressed cache")
@@ -46,13 +48,14 @@ def check(sample: Sample, resolved: ResolvedBuild, directory: Path) -> Verified:
 
 
 def _has_a_ring_for_each_layer(build: Build) -> bool:
-    """Whether every layer has a cache of its own, and none attends in chunks.
+    """Whether every layer that attends has a cache of its own, and none attends in chunks.
 
     The compressed caches of others are not compared here.
     """
     geometry = build.manifest.geometry
-    alone = len(geometry.layers) == build.manifest.model.num_hidden_layers
-    return alone and not any(layer.chunk for layer in geometry.layers)
+    attending = [layer for layer in build.manifest.model.layers if layer.cache_of != -1]
+    has_chunks = any(layer.chunk for layer in geometry.layers)
+    return len(geometry.layers) == len(attending) and not has_chunks
 
 
 def _record(

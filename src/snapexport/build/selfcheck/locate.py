@@ -20,8 +20,9 @@ def first_wrong(
     """In words, what differs first of a sample that differs. directory: for graphs."""
     if sample.decoder.layers_read_their_own:
         return INSEPARABLE
-    depth = sample.decoder.depth
-    right, wrong = 0, len(depth)
+    depth, layers = sample.decoder.depth, sample.decoder.layers
+    least = next(place for place, layer in enumerate(layers) if layer.cache_of != -1)
+    right, wrong = least, len(depth)  # graphs without a cache aren't built
     while wrong - right > 1:
         middle = (right + wrong) // 2
         if _is_right(sample.first(middle), resolved, tokens, directory / f"first-{middle}"):
@@ -30,6 +31,8 @@ def first_wrong(
             wrong = middle
     if wrong == 1 and not _is_right_around(sample, resolved, tokens, directory / "bare"):
         return AROUND
+    if wrong == least + 1 > 1:
+        return f"one of the layers {depth[0]} to {depth[least]}"
     return f"layer {depth[wrong - 1]}"
 
 

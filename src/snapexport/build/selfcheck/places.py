@@ -37,7 +37,7 @@ def fewest_places(decoder: Decoder) -> list[int]:
 
 def _with_caches(decoder: Decoder, places: set[int]) -> set[int]:
     """The layers, and those whose caches they read."""
-    return places | {decoder.layers[place].cache_of for place in places}
+    return places | {decoder.layers[place].cache_of for place in places} - {-1}
 
 
 def _sum(nbytes: Sequence[int], places: set[int]) -> int:

@@ -17,7 +17,7 @@ from snapexport.exporter.tensor_file import NUMPY_DTYPE
 from snapexport.measure.accuracy.graph_loader import GraphLoader, Infer, on_onnxruntime
 from snapexport.measure.accuracy.sequence import Array, Feed, SequenceRunner
 from snapexport.runtime.engine.takers.repetition import repeated_chunk
-from snapexport.runtime.requests.pieces import repeated_starts
+from snapexport.runtime.requests.pieces import chunks, repeated_starts
 
 
 class GraphRunner(SequenceRunner):
@@ -86,7 +86,8 @@ class GraphRunner(SequenceRunner):
             decides = self._votes(out, prompt, length)
         else:
             decides = self._windows("compress", out)
-        return self._run("compress", length | decides | self._past("compress", out))
+        states = {name: one for name, one in out.items() if names.is_state(name)}
+        return states | self._run("compress", length | decides | self._past("compress", out))
 
     def _votes(self, out: Feed, prompt: Array, length: Feed) -> Feed:
         """Votes as vote.onnx adds them up; zeros for a prompt that is kept whole."""
@@ -134,11 +135,9 @@ class GraphRunner(SequenceRunner):
             session.close()
 
     def _prefill_scalars(self, prompt: Array) -> list[Feed]:
-        """Inputs of each chunk apart from the caches: the last one is right-aligned."""
-        chunk = self.build.manifest.prefill_chunk
+        """Inputs of each chunk apart from the caches."""
+        chunk, rewinds = self.build.manifest.prefill_chunk, not self.build.manifest.model.stateful
         length = len(prompt)
-        last = max(0, length - chunk)
-        starts = [*range(0, last, chunk), last]
         padded = np.zeros((1, max(length, chunk)), np.int64)
         padded[0, :length] = prompt
         others = self._temperature(1)
@@ -149,9 +148,9 @@ class GraphRunner(SequenceRunner):
             | {
                 names.INPUT_IDS: padded[:, start : start + chunk],
                 names.PAST_LENGTH: np.array([start]),
-                names.CHUNK_LENGTH: np.array([min(chunk, length)]),
+                names.CHUNK_LENGTH: np.array([end - start]),
             }
-            for start in starts
+            for start, end in chunks(length, chunk, rewinds=rewinds)
         ]
 
     def _decode_scalars(self, token: int, position: int, prompt_length: int) -> Feed:
@@ -177,7 +176,9 @@ class GraphRunner(SequenceRunner):
         past = {}
         for spec in self._entry(graph).inputs:
             if names.is_past(spec.name):
-                present = out.get(names.present_of(spec.name), np.zeros((1, 1, 1, 1), spec.dtype))
+                present = out.get(names.present_of(spec.name))
+                if present is None:
+                    present = np.zeros([1] * len(spec.shape), spec.dtype)
                 if present.shape != tuple(spec.shape):  # a further copy would take a cache's memory
                     present = np.broadcast_to(present[:1], spec.shape).copy()
                 past[spec.name] = present

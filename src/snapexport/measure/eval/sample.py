@@ -94,7 +94,12 @@ class Sample(Text):
 
     @property
     def max_tokens(self) -> int:
-        """Tokens to generate: the reference, a quarter more, and room for a few words."""
+        """Tokens to generate: the reference, a quarter more, and room for a few words.
+
+        A chat's answer may repeat the question in every line of a list.
+        """
+        if self.in_chat:
+            return len(self.reference_ids) * 2 + 32
         return len(self.reference_ids) * 5 // 4 + 16
 
     def score(self, text: str) -> float:

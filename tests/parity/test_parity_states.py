@@ -1,0 +1,46 @@
+"""Builds with recurrent states agree with transformers, in every way to cut a prompt."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from snapexport.contract.manifest import Manifest
+from tests.oracle.cases import Case, build_of
+from tests.oracle.families import HYBRIDS
+from tests.oracle.recurrent import require_agreement
+
+FEW = ("falcon_h1", "lfm2.states", "qwen3_5_text")
+"""Both in one layer, convolutions alone, and the gated delta rule."""
+
+
+def few(names: Sequence[str]) -> list[object]:
+    slow = [pytest.mark.slow]
+    return [pytest.param(name, marks=() if name in FEW else slow) for name in names]
+
+
+@pytest.mark.parametrize("name", few([*HYBRIDS]))
+def test_compressed_and_full_caches_agree_with_transformers(name: str) -> None:
+    require_agreement(Case(name), (70, 5, 33))
+    require_agreement(Case(name, policy="full"), (80, 32, 1))
+
+
+@pytest.mark.parametrize("chunk", [8, 25, 64, pytest.param(96, id="single shot")])
+@pytest.mark.parametrize("name", FEW)
+def test_every_chunk_agrees_with_transformers(name: str, chunk: int) -> None:
+    require_agreement(Case(name, prefill_chunk=chunk), (8, 84, 63))
+
+
+def test_portable_target_agrees_with_transformers() -> None:
+    require_agreement(Case("qwen3_5_text", target="portable"), (70, 5, 33))
+
+
+def test_states_are_in_the_manifest_and_do_not_grow() -> None:
+    sizes = {}
+    for L_max in (96, 192):
+        manifest: Manifest = build_of(Case("qwen3_5_text", L_max=L_max)).manifest
+        decode = {spec.name: spec.shape for spec in manifest.graphs["decode"].inputs}
+        sizes[L_max] = {n: s for n, s in decode.items() if n.endswith((".conv", ".matrix"))}
+    assert sizes[96] == sizes[192]
+    assert sizes[96]["past_key_values.0.matrix"] == [3, 4, 16, 8]
+    assert sizes[96]["past_key_values.0.conv"] == [3, 96, 3]
+    assert "past_key_values.3.key" in decode and "past_key_values.0.key" not in decode
