@@ -92,17 +92,17 @@ def _person(draws: Draws) -> tuple[str, str, str, str]:
 
 def _passage(name: str, born: str, year: str, later: str) -> str:
     return (
-        f"{name} was a miller's child from {born}, and learned the trade there. The mill burned "
-        f"down in {year}. So {name} left for {later} and opened a bakery by the harbour.\n"
+        f"{name} was born in {born}, where the family had a mill. The mill burned down in {year}. "
+        f"So {name} moved to {later} and opened a bakery by the harbour.\n"
     )
 
 
 def _questions(name: str, born: str, year: str, later: str) -> list[tuple[str, str]]:
     """What can be asked about a person, each with the answer."""
     return [
-        (f"In which town did {name} grow up?\n{name} grew up in", born),
-        (f"In which town was the bakery of {name}?\nThe bakery of {name} was in", later),
-        (f"In which year did {name} leave home?\n{name} left home in", year),
+        (f"In which town was {name} born?\n{name} was born in", born),
+        (f"In which town did {name} open a bakery?\n{name} opened a bakery in", later),
+        (f"In which year did {name} lose the mill?\n{name} lost the mill in", year),
     ]
 
 
