@@ -119,11 +119,15 @@ def _prefill_line(manifest: Manifest) -> str:
 
 def _model_line(manifest: Manifest) -> str:
     model = manifest.model
-    heads = Counter(_heads(model, layer) for layer in model.layers)
+    attending = [layer for layer in model.layers if layer.cache_of != -1]
+    heads = Counter(_heads(model, layer) for layer in attending)
     listed = ", ".join(f"{head}{_times(heads, head)}" for head in heads)
     line = f"{model.architecture}, {model.num_hidden_layers} layers, {listed}"
-    readers = model.num_hidden_layers - len(model.cached)
-    return f"{line}; {readers} read the cache of another" if readers else line
+    if readers := len(attending) - len(model.cached):
+        line += f"; {readers} read the cache of another"
+    if model.stateful:
+        line += f"; {len(model.stateful)} hold recurrent states"
+    return line
 
 
 def _heads(model: ModelFacts, layer: LayerHeads) -> str:

@@ -67,12 +67,16 @@ def weights_bytes(manifest: Manifest) -> int:
 
 
 def full_cache_bytes(manifest: Manifest) -> int:
-    """Bytes of decode's caches without compression: [B,Hkv,T,D] each, in the build's dtype."""
+    """Bytes of decode's caches without compression: [B,Hkv,T,D] each, in the build's dtype.
+
+    With the recurrent states, which are as large then.
+    """
     specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
     caches = [cache.cache for cache in manifest.geometry.slots.caches]
-    states = [specs[name(n)] for n in caches for name in (names.past_key, names.past_value)]
+    held = [specs[name(n)] for n in caches for name in (names.past_key, names.past_value)]
+    states = total_bytes(spec for name, spec in specs.items() if names.is_state(name))
     dtype, length = BY_FLAG[manifest.dtype].numpy, manifest.geometry.L_max
-    return sum(tensor_bytes(_with_slots(spec, length, dtype)) for spec in states)
+    return states + sum(tensor_bytes(_with_slots(spec, length, dtype)) for spec in held)
 
 
 def _with_slots(cache: TensorSpec, slots: int, dtype: str) -> TensorSpec:
