@@ -94,6 +94,11 @@ def require_one_call_each(model: Any, recorded: Recorded, layers: str) -> None:
     made = [call.layer for call in recorded.calls]
     if made == list(range(len(modules))):
         return
+    if not made:
+        raise UserError(
+            "no layer of the model attends",
+            "only decoders that attend in some layers have caches to build",
+        )
     if not set(made) <= set(range(len(modules))):
         raise UserError(
             "layers attend by modules that they share",

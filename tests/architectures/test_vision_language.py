@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from snapexport.build import build
+from snapexport.runtime.engine.open_executor import open_executor
 from tests.oracle import wholes
 from tests.oracle.cases import LOGITS
-from tests.oracle.raw import RawBuild, prefill_and_compress
 
 
 @pytest.mark.parametrize("kind", wholes.few_by_default())
@@ -18,7 +18,7 @@ def test_text_part_answers_as_the_whole_model(kind: str, tmp_path: Path) -> None
     options = {"policy": "full", "prefill_chunk": 32, "batch": 1, "target": "portable"}
     built = build(tmp_path / "m", tmp_path / "b", L_max=96, **options)
     ids = tuple(np.random.default_rng(0).integers(3, 240, 77).tolist())
-    logits, _ = prefill_and_compress(RawBuild(tmp_path / "b"), ids)
+    logits = open_executor(built, threads=1).prefill_prompt(0, ids).logits
     with torch.no_grad():
         # Llama 4's own forward asks its language model for images, which that does not return.
         model = whole.language_model if kind == "llama4" else whole

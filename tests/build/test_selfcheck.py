@@ -19,6 +19,7 @@ from snapexport.exporter import conversion, decoders, head, trace
 from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.architectures.families import family_of
 from snapexport.exporter.probe import look
+from tests.exporter.test_signed_integers import quantized_by
 from tests.oracle import checkpoints, wholes
 from tests.oracle.families import config_of
 
@@ -40,6 +41,12 @@ def test_a_held_family_is_compared_only_if_asked(checkpoint: Path, tmp_path: Pat
     assert '"verified"' not in (tmp_path / "plain" / "manifest.json").read_text()
     asked = build(checkpoint, tmp_path / "asked", verify=True, **OPTIONS)
     assert asked.manifest.verified is not None
+
+
+def test_quantized_layers_are_compared_without_the_library_that_made_them(tmp_path: Path) -> None:
+    quantized_by("awq", "smollm3", tmp_path / "m")
+    found = build(tmp_path / "m", tmp_path / "b", **OPTIONS).manifest.verified
+    assert found is not None and 0 < found.largest_difference < MOST
 
 
 def test_a_small_model_stands_in_for_layers_that_are_too_large(

@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 CHUNK, BUDGET, STEPS = 8, 32, 3
 WINDOWS = {
     "windows around the budget": Layered(
-        tuple(Layer(window=size) for size in (BUDGET, BUDGET + 1, BUDGET + 2, 1)) + (Layer(),)
+        (*(Layer(window=size) for size in (BUDGET, BUDGET + 1, BUDGET + 2, 1)), Layer())
     ),
     "windows alone": Layered((Layer(window=12), Layer(window=12, sinks=True))),
 }

@@ -71,6 +71,12 @@ WHOLES: dict[str, dict[str, Any]] = {
         "image_token_index": 250,
     },
     "qwen2_5_vl": _qwen({"fullatt_block_indexes": [1]}, mrope_section=[2, 3, 3]),
+    "qwen3_5": _qwen(
+        {"num_position_embeddings": 16},
+        mrope_section=[3, 3, 2],
+        mrope_interleaved=True,
+        partial_rotary_factor=1.0,
+    ),
     "qwen3_vl": _qwen(
         {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
         mrope_section=[3, 3, 2],
@@ -80,6 +86,15 @@ WHOLES: dict[str, dict[str, Any]] = {
 
 
 FEW = ("gemma3", "mistral3")
+
+
+WHOLES["qwen3_5"]["text_config"] |= {
+    "num_hidden_layers": 4,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+}
 
 
 def few_by_default() -> list[Any]:

@@ -4,6 +4,7 @@ Shares with our graphs neither the conversion of weights nor any arithmetic.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from snapexport.build.selfcheck.attention import Attended, Visible, watching
 from snapexport.build.selfcheck.routing import choices_of
 from snapexport.build.selfcheck.sample import Sample
+from snapexport.build.selfcheck.stand_in import drop_quantization
 from snapexport.errors import UserError
 from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.models import (
@@ -98,7 +100,8 @@ def _loaded(sample: Sample) -> Any:
     decoder, names = sample.decoder, sample.decoder.names
     with in_users_words(), torch.device("meta"):
         made = make_model(decoder.config, decoder.whole)
-    usual = type(made)
+    usual, config = type(made), deepcopy(made.config)
+    drop_quantization(config)
 
     def init(self: Any, config: Any) -> None:
         with_text_alone(decoder.config, lambda: usual.__init__(self, config))
@@ -110,7 +113,7 @@ def _loaded(sample: Sample) -> Any:
     with quiet(), without_progress_bars():
         model, report = few.from_pretrained(
             None,
-            config=made.config,
+            config=config,
             state_dict=sample.state_dict(),
             dtype=torch.float32,
             attn_implementation="eager",

@@ -8,6 +8,7 @@ order: of those, a few parts are compared byte by byte.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,15 @@ from snapexport.exporter.quiet import quiet, without_progress_bars
 _NOISE = 0.3
 """Standard deviation of biases, and of what norms multiply by."""
 _QUANTIZATION = "quantization_config"
+
+
+def drop_quantization(config: Any) -> tuple[Any, Any]:
+    """Let transformers read weights as floats. Returns the config, and its text's."""
+    both = config, config.get_text_config(decoder=True)
+    for one in both:
+        if hasattr(one, _QUANTIZATION):
+            delattr(one, _QUANTIZATION)
+    return both
 
 
 def stand_in(resolved: ResolvedBuild, directory: Path) -> ResolvedBuild:
@@ -49,9 +59,7 @@ def require_same_parts(resolved: ResolvedBuild, places: Sequence[int]) -> None:
 def _save(decoder: Decoder, directory: Path) -> None:
     small = replace(decoder, config=miniature(decoder.config))
     model = model_on_meta(small)
-    for config in (model.config, model.config.get_text_config(decoder=True)):
-        if hasattr(config, _QUANTIZATION):
-            delattr(config, _QUANTIZATION)
+    for config in drop_quantization(model.config):
         config.dtype = torch.float32
     generator = torch.Generator().manual_seed(0)
     state = {
