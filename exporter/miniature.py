@@ -18,6 +18,7 @@ _VOCABULARY = 257
 _ATTENTION_HEADS = re.compile(r"(\w+_)?(num_attention_heads|n_heads?|num_heads)(_per_layer)?")
 _KV_HEADS = re.compile(r"(\w+_)?num_(\w+_)?key_value_heads(_per_layer)?|num_kv_heads")
 _ROPE_DIM = ("qk_rope_head_dim", "rotary_dim")
+_SECTIONS, _PAIRS = "mrope_section", 4
 
 _SIZES: tuple[tuple[str, int], ...] = (
     (r"vocab_size(_per_layer_input)?", _VOCABULARY),
@@ -44,7 +45,22 @@ def miniature(config: "PretrainedConfig") -> "PretrainedConfig":
             setattr(small, name, _each(value, shrunk))
         elif name.endswith("_token_id"):
             setattr(small, name, None if value is None else 0)
+    if (rope := _rope(small)).get(_SECTIONS):
+        width = getattr(small, "head_dim", None) or small.hidden_size // _queries(small)
+        pairs = int(width * _turned(config)) // 2
+        rope[_SECTIONS] = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
     return small
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    """The parameters of RoPE, if all layers have the same."""
+    found = getattr(config, "rope_parameters", None)
+    return found if isinstance(found, dict) else {}
+
+
+def _turned(config: Any) -> float:
+    """The share of a head that RoPE turns."""
+    return float(_rope(config).get("partial_rotary_factor", 1.0))
 
 
 def _each(value: Any, shrunk: Callable[[int], int]) -> Any:
@@ -63,6 +79,8 @@ def _shrinking(name: str, config: Any) -> Callable[[int], int] | None:
     if name == "rotary_dim":
         whole = getattr(config, "head_dim", None) or config.hidden_size // _queries(config)
         return lambda rotated: max(2, rotated * _HEAD_DIM // whole)
+    if name == "head_dim" and _turned(config) < 1:  # pairs for time, height and width
+        return lambda size: min(size, max(_HEAD_DIM, int(2 * _PAIRS / _turned(config))))
     for pattern, most in _SIZES:
         if re.fullmatch(pattern, name):
             return lambda size: min(size, most)

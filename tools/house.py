@@ -110,7 +110,7 @@ def figures(root: Path) -> list[Figure]:
     python = [file for file in shipped if file.suffix == ".py"]
     lengths = sorted(length for file in python for length in _functions(file))
     return [
-        Figure("shipped lines", _lines(shipped), 63_500),
+        Figure("shipped lines", _lines(shipped), 64_000),
         *(Figure(f"  {name}", _lines(_files(root / name), SOURCES)) for name in SHIPPED),
         Figure("files of the wheel", sum(1 for _ in _wheel(root))),
         Figure("lines that LLM reaches", _lines(of_llm), 12_300),
@@ -120,7 +120,7 @@ def figures(root: Path) -> list[Figure]:
         Figure("lines of tools", _lines(tools) - _lines(studies), 1_500),
         Figure("lines of studies", _lines(studies)),
         Figure("pages of docs", len(pages), 42),
-        Figure("words of docs", sum(map(_words, pages)), 43_000),
+        Figure("words of docs", sum(map(_words, pages)), 43_600),
         Figure("files over 400 lines", sum(_lines([f]) > LONGEST_FILE for f in shipped + tests), 0),
         Figure("modules on circles", len(circular(graph)), 0),
         Figure(

@@ -94,7 +94,7 @@ def require_one_call_each(model: Any, recorded: Recorded, layers: str) -> None:
     made = [call.layer for call in recorded.calls]
     if made == list(range(len(modules))):
         return
-    if not made:
+    if not made and recorded.states:
         raise UserError(
             "no layer of the model attends",
             "only decoders that attend in some layers have caches to build",

@@ -13,7 +13,8 @@ from tests.architectures.listed import HELD
 from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
-from tests.oracle.families import FAMILIES, HYBRIDS, few_by_default
+from tests.oracle.families import FAMILIES, few_by_default
+from tests.oracle.hybrids import HYBRIDS
 from tests.oracle.recurrent import require_agreement
 
 torch.set_num_threads(1)

@@ -14,7 +14,8 @@ from snapexport.errors import UserError
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.decoders import load_decoder
 from tests.architectures.listed import HELD, OTHERS
-from tests.oracle.families import FAMILIES, HYBRIDS
+from tests.oracle.families import FAMILIES
+from tests.oracle.hybrids import HYBRIDS
 
 pytestmark = pytest.mark.architectures
 

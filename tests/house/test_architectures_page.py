@@ -7,6 +7,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from tests.architectures.listed import HELD
 from tests.oracle.families import FAMILIES
+from tests.oracle.hybrids import HYBRIDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.md"
 AGAIN = "make architectures"
@@ -24,5 +25,5 @@ def test_page_lists_every_model_type_of_the_installed_transformers_once() -> Non
 
 
 def test_types_that_the_page_compares_are_those_of_the_tests() -> None:
-    compared = {name.partition(".")[0] for name in FAMILIES} | HELD.keys()
+    compared = {name.partition(".")[0] for name in (*FAMILIES, *HYBRIDS)} | HELD.keys()
     assert set(rows("Built and compared")) == compared, AGAIN

@@ -10,6 +10,7 @@ import pytest
 from transformers import AutoConfig, PretrainedConfig
 
 from .checkpoints import MAX_POSITIONS, WINDOW
+from .hybrids import HYBRIDS
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0}
@@ -370,77 +371,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "youtu": {"pad_token_id": None, "tie_word_embeddings": True, **_LATENT},
 }
 
-
-_DELTA: dict[str, Any] = {
-    "num_hidden_layers": 4,
-    "head_dim": 16,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 8,
-    **_partly(0.5),
-}
-_MAMBA: dict[str, Any] = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_d_state": 12,
-    "mamba_n_groups": 2,
-    "mamba_chunk_size": 16,
-}
-HYBRIDS: dict[str, dict[str, Any]] = {
-    "bamba": {"attn_layer_indices": [1], **_MAMBA},
-    "falcon_h1": {"mamba_d_ssm": 128, "ssm_multipliers": [0.5, 1.5, 0.8, 1.2, 0.7], **_MAMBA},
-    "granitemoehybrid.states": {
-        "layer_types": ["mamba", "attention", "mamba"],
-        "shared_intermediate_size": 48,
-        **_MULTIPLIED,
-        **_LOCAL,
-        **_MAMBA,
-    },
-    "lara_mini": _DELTA
-    | _EXPERTS
-    | {
-        "layer_types": [
-            "linear_attention",
-            "sliding_attention",
-            "linear_attention",
-            "full_attention",
-        ],
-        "sliding_window": WINDOW,
-        "shared_expert_intermediate_size": 32,
-        "rope_parameters": _ROPE,
-    },
-    "lfm2.states": {
-        "layer_types": ["conv", "full_attention", "conv"],
-        "block_auto_adjust_ff_dim": False,
-        "conv_bias": True,
-    },
-    "lfm2_moe.states": {
-        "layer_types": ["conv", "conv", "full_attention"],
-        "num_dense_layers": 1,
-        **_EXPERTS,
-    },
-    "lfm3": {
-        "head_dim": 16,
-        "layer_types": ["conv", "sliding_attention", "full_attention"],
-        "sliding_window": WINDOW,
-        "rope_parameters": None,
-    },
-    "nemotron_h": {
-        "hybrid_override_pattern": "M-*-M*",
-        "num_hidden_layers": 6,
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "ssm_state_size": 12,
-        "n_groups": 2,
-        "head_dim": 16,
-    },
-    "olmo_hybrid": _DELTA | {"linear_num_key_heads": 4, "rope_parameters": _ROPE},
-    "qwen3_5_moe_text": _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32},
-    "qwen3_5_text": _DELTA,
-    "qwen3_next": _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32},
-}
-"""Decoders whose layers hold recurrent states, all of them or some."""
 
 FEW = ("cohere2_moe", "gemma4_text.shared", "glm4", "gpt2", "granite_swa", "opt", "smollm3")
 SLOW = ("llama4_text", "mimo_v2_flash", "minicpm3", "mixtral")

@@ -6,7 +6,7 @@ import pytest
 
 from snapexport.contract.manifest import Manifest
 from tests.oracle.cases import Case, build_of
-from tests.oracle.families import HYBRIDS
+from tests.oracle.hybrids import HYBRIDS
 from tests.oracle.recurrent import require_agreement
 
 FEW = ("falcon_h1", "lfm2.states", "qwen3_5_text")
