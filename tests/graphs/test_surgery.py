@@ -56,9 +56,7 @@ def test_decode_graph_neither_embeds_nor_transposes_weights(tiny_build: Build) -
     )
 
 
-def test_missing_marker_of_a_layer_is_an_error() -> None:
-    graph = gs.Graph(nodes=[gs.Node(ATTENTION, domain=TRACE_DOMAIN, attrs={"layer": 1})])
-    with pytest.raises(SurgeryError, match="layers \\[1\\]"):
-        markers(graph, TRACE_DOMAIN, ATTENTION)
-    with pytest.raises(SurgeryError):
-        markers(gs.Graph(), TRACE_DOMAIN, ATTENTION)
+def test_two_markers_of_a_layer_are_an_error() -> None:
+    nodes = [gs.Node(ATTENTION, domain=TRACE_DOMAIN, attrs={"layer": 1}) for _ in range(2)]
+    with pytest.raises(SurgeryError, match="layers \\[1, 1\\]"):
+        markers(gs.Graph(nodes=nodes), TRACE_DOMAIN, ATTENTION)
