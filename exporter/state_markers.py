@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 from torch.onnx import ops as onnx_ops
 
+from snapexport.exporter.states import Recurrence
 from snapexport.graphs.markers import CAUSAL_CONV, LINEAR_ATTENTION, TRACE_DOMAIN
 
 
@@ -32,17 +33,10 @@ class StateMarkers:
         inputs = (states, weight) if bias is None else (states, weight, bias)
         return self._marked(CAUSAL_CONV, inputs, states)
 
-    def recur(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        decay: Tensor,
-        beta: Tensor | None,
-        scale: float,
-    ) -> Tensor:
-        inputs = (query, key, value, decay) if beta is None else (query, key, value, decay, beta)
-        return self._marked(LINEAR_ATTENTION, inputs, value, scale=scale)
+    def recur(self, one: Recurrence) -> Tensor:
+        gates = (one.decay,) if one.beta is None else (one.decay, one.beta)
+        inputs = (one.query, one.key, one.value, *gates)
+        return self._marked(LINEAR_ATTENTION, inputs, one.value, scale=one.scale)
 
     def _marked(self, op: str, inputs: tuple[Tensor, ...], like: Tensor, **more: float) -> Tensor:
         return onnx_ops.symbolic(

@@ -8,7 +8,7 @@ numbers. A trace has markers in their places.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,27 +17,32 @@ from torch.nn import functional
 CONVOLUTION = "causal_conv1d_fn"
 
 
+class Recurrence(NamedTuple):
+    """The matrix S [dk,dv] of each of H value heads, of which G query and key heads have H / G.
+
+    S' = exp(decay) S, then S = S' + key (beta (value - S'^T key))^T, or without beta
+    S = S' + key value^T; the output [B,C,H,dv] is scale S^T query. query and key [B,C,G,dk], value
+    [B,C,H,dv], decay [B,C,H] or [B,C,H,dk], beta [B,C,H]. All float32.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor
+    beta: Tensor | None
+    scale: float
+
+
 class Mixing(Protocol):
     """The two ways to mix positions.
 
     convolve: states [B,D,C] by weights [D,1,k] and biases [D], each position with the k - 1 before.
-    recur: the matrix S [dk,dv] of each of H value heads, of which G query and key heads have H / G.
-    S' = exp(decay) S, then S = S' + key (beta (value - S'^T key))^T, or without beta
-    S = S' + key value^T; the output is scale S^T query. query and key [B,C,G,dk], value [B,C,H,dv],
-    decay [B,C,H] or [B,C,H,dk], beta [B,C,H]. All float32.
+    recur: the output of a recurrence that begins with zeros.
     """
 
     def convolve(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
 
-    def recur(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        decay: Tensor,
-        beta: Tensor | None,
-        scale: float,
-    ) -> Tensor: ...
+    def recur(self, one: Recurrence) -> Tensor: ...
 
 
 def _convolution(
@@ -71,8 +76,8 @@ def _delta_rule(
     query, key = query.float(), key.float()
     if use_qk_l2norm_in_kernel:
         query, key = (modeling.l2norm(one, dim=-1, eps=1e-6) for one in (query, key))
-    mixed = mixing.recur(query, key, value.float(), g.float(), beta.float(), scale)
-    return mixed.to(dtype), None
+    one = Recurrence(query, key, value.float(), g.float(), beta.float(), scale)
+    return mixing.recur(one).to(dtype), None
 
 
 def _mamba2(
@@ -95,9 +100,8 @@ def _mamba2(
     step = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
     step = (functional.softplus(step) if dt_softplus else step).clamp(*dt_limit).float()
     value = hidden_states.float()
-    mixed = mixing.recur(
-        C.float(), B.float(), value * step[..., None], A.float() * step, beta=None, scale=1.0
-    )
+    added, decay = value * step[..., None], A.float() * step
+    mixed = mixing.recur(Recurrence(C.float(), B.float(), added, decay, beta=None, scale=1.0))
     return mixed if D is None else mixed + D[:, None] * value
 
 
@@ -134,17 +138,10 @@ class Plain:
         padded = functional.pad(states, (weight.shape[-1] - 1, 0))
         return functional.conv1d(padded, weight, bias, groups=weight.shape[0])
 
-    def recur(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        decay: Tensor,
-        beta: Tensor | None,
-        scale: float,
-    ) -> Tensor:
+    def recur(self, one: Recurrence) -> Tensor:
+        query, key, value, decay, beta, scale = one
         shared = value.shape[2] // key.shape[2]
-        query, key = (one.repeat_interleave(shared, 2) for one in (query, key))
+        query, key = (states.repeat_interleave(shared, 2) for states in (query, key))
         decay = decay if decay.ndim == key.ndim else decay[..., None]
         state = value.new_zeros(value.shape[0], value.shape[2], key.shape[-1], value.shape[-1])
         outputs = []
@@ -166,15 +163,8 @@ class OwnRow:
         mixed = states * weight.sum((1, 2))[:, None]
         return mixed if bias is None else mixed + bias[:, None]
 
-    def recur(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        decay: Tensor,
-        beta: Tensor | None,
-        scale: float,
-    ) -> Tensor:
+    def recur(self, one: Recurrence) -> Tensor:
+        query, key, value, decay, beta, scale = one
         shared = value.shape[2] // key.shape[2]
         weight = (query * key).sum(-1).repeat_interleave(shared, 2) * scale
         gates = decay.exp() if decay.ndim == weight.ndim else decay.exp().mean(-1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from snapexport.contract.state_sizes import StateSizes
 from snapexport.errors import UserError
-from snapexport.exporter.states import CONVOLUTION, FUNCTIONS, Plain
+from snapexport.exporter.states import CONVOLUTION, FUNCTIONS, Plain, Recurrence
 
 _TOKENS, _CHANNELS, _HEADS, _GROUPS, _KEY, _VALUE = 37, 12, 4, 2, 8, 6
 _CLOSE = 1e-3
@@ -27,17 +27,9 @@ class Recording:
         self._note(conv=(weight.shape[0], weight.shape[-1] - 1))
         return torch.empty_like(states)
 
-    def recur(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        decay: Tensor,
-        beta: Tensor | None,
-        scale: float,
-    ) -> Tensor:
-        self._note(matrix=(value.shape[2], key.shape[3], value.shape[3]))
-        return torch.empty_like(value)
+    def recur(self, one: Recurrence) -> Tensor:
+        self._note(matrix=(one.value.shape[2], one.key.shape[3], one.value.shape[3]))
+        return torch.empty_like(one.value)
 
     def _note(self, **found: tuple[int, ...]) -> None:
         place = self._place()
