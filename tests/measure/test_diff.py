@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from snapexport.build import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
-from snapexport.measure.accuracy.difference import Distance
+from snapexport.measure.accuracy.difference import Distance, tolerance
 from tests.oracle import checkpoints
 
 
@@ -86,3 +87,12 @@ def test_distance_has_error_agreement_and_divergence() -> None:
     assert distance.max_abs_error == pytest.approx(np.log(2), rel=1e-6)
     assert distance.top1_agreement == 0.5
     assert distance.kl_divergence == pytest.approx(0.5 * 0.5 * np.log(4 / 3), rel=1e-6)
+
+
+def test_integer_weights_are_held_to_the_logits_deviation_and_others_to_a_number() -> None:
+    def bounds(rounds: bool) -> list[float]:
+        manifest: Any = SimpleNamespace(rounds_activations=rounds, dtype="fp32")
+        return [tolerance(manifest, deviation) for deviation in (1.0, 4.0)]
+
+    assert bounds(rounds=True) == [0.5, 2.0]
+    assert bounds(rounds=False) == [1e-3, 1e-3]

@@ -195,9 +195,9 @@ def _print_differences(build: Build, found: "list[Difference]") -> None:
 
 def _legend(build: Build, found: "list[Difference]") -> str:
     """The meanings of the words in the last column."""
-    from snapexport.measure.accuracy.difference import tolerance
+    from snapexport.measure.accuracy.difference import spelled_tolerance
 
-    bound = f"differs by more than {tolerance(build.manifest):g}"
+    bound = f"differs by more than {spelled_tolerance(build.manifest)}"
     meanings = {
         "equal": f"nothing was dropped, and no logit {bound}",
         "DIFFERS": f"nothing was dropped, and a logit {bound}",
