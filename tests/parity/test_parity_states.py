@@ -1,8 +1,11 @@
 """Builds with recurrent states agree with transformers, in every way to cut a prompt."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from snapexport.contract.manifest import Manifest
 from tests.oracle.cases import Case, build_of
@@ -13,9 +16,12 @@ FEW = ("falcon_h1", "lfm2.states", "qwen3_5_text")
 """Both in one layer, convolutions alone, and the gated delta rule."""
 
 
-def few(names: Sequence[str]) -> list[object]:
-    slow = [pytest.mark.slow]
-    return [pytest.param(name, marks=() if name in FEW else slow) for name in names]
+def slow(value: object) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+def few(names: Sequence[str]) -> list[Any]:
+    return [name if name in FEW else slow(name) for name in names]
 
 
 @pytest.mark.parametrize("name", few([*HYBRIDS]))
@@ -24,10 +30,23 @@ def test_compressed_and_full_caches_agree_with_transformers(name: str) -> None:
     require_agreement(Case(name, policy="full"), (80, 32, 1))
 
 
-@pytest.mark.parametrize("chunk", [8, 25, 64, pytest.param(96, id="single shot")])
+@pytest.mark.parametrize("chunk", [slow(8), 25, slow(64), pytest.param(96, id="single shot")])
 @pytest.mark.parametrize("name", FEW)
 def test_every_chunk_agrees_with_transformers(name: str, chunk: int) -> None:
     require_agreement(Case(name, prefill_chunk=chunk), (8, 84, 63))
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None, database=None)
+@given(length=st.integers(1, 84))
+def test_every_length_agrees_with_transformers(length: int) -> None:
+    require_agreement(Case("falcon_h1", prefill_chunk=25), (length,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FEW)
+def test_chunks_of_one_token_agree_with_transformers(name: str) -> None:
+    require_agreement(Case(name, policy="full", prefill_chunk=1), (1, 9, 40))
 
 
 def test_portable_target_agrees_with_transformers() -> None:
