@@ -120,14 +120,18 @@ def test_load_client_counts_requests_to_a_vanished_server_as_errors() -> None:
 
 def test_interrupted_load_client_closes_its_connection(server: FakeTriton) -> None:
     """Ctrl-C while the server holds every stream."""
-    server.hold = Event()
+    server.hold, interrupted = Event(), Event()
 
     def interrupt() -> None:
+        """Again until it is heard: a signal just before a thread waits does not wake it."""
         server.answered.wait(20)
-        signal.pthread_kill(main_thread().ident or 0, signal.SIGUSR1)
+        while not interrupted.wait(0.2):
+            signal.pthread_kill(main_thread().ident or 0, signal.SIGUSR1)
 
     def leave(*_: object) -> None:
-        raise SystemExit(130)
+        if not interrupted.is_set():
+            interrupted.set()
+            raise SystemExit(130)
 
     former = signal.signal(signal.SIGUSR1, leave)
     thread = Thread(target=interrupt)
