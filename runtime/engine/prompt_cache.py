@@ -60,7 +60,8 @@ class PromptCache:
         return pasts | {names.present_of(name): one for name, one in pasts.items()}
 
     def begin(self) -> None:
-        """Make the states those before a prompt."""
+        """Make the states those before a prompt; the last prompt is no longer held to its end."""
+        self._is_whole = False
         for state in self._states.values():
             self._memory.zero(state)
 

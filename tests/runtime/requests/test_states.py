@@ -57,7 +57,7 @@ def test_a_row_goes_on_in_another_executor(llm: LLM) -> None:
     assert tuple(found) == tuple(expected)
 
 
-def test_a_repeated_prompt_is_not_run_again(llm: LLM) -> None:
+def test_a_prompt_like_the_last_one_fills_another_slot_with_the_same_states(llm: LLM) -> None:
     executor = open_executor(build_of(CASE), threads=1)
     first, again = (executor.prefill_prompt(slot, PROMPTS[0]).logits.copy() for slot in (0, 2))
     assert np.array_equal(first, again)
