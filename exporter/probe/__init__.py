@@ -70,8 +70,8 @@ def _look(
     model = _made(probed, whole)
     names = names_of(model)
     inside = model.get_submodule(names.decoder)
-    require_stated(modeling_of(model, names.decoder))
     with quiet():
+        require_stated(modeling_of(model, names.decoder))
         norms = norms_of(model)
         expert_form = form_of_experts(model, config)
         recorded = record(model, names.decoder, names.layers)
