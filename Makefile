@@ -158,7 +158,7 @@ $(DYNAMO_STAMP): pyproject.toml
 	$(PYTHON) tools/require_python.py
 	$(PYTHON) -m venv $(DYNAMO_VENV)
 	$(DYNAMO_BIN)/python -m pip install --quiet --upgrade pip
-	$(DYNAMO_BIN)/pip install --quiet --editable '.[cpu,dynamo]' 'pytest>=8' \
+	$(DYNAMO_BIN)/pip install --quiet --editable '.[cpu,dynamo,serve]' 'pytest>=8' \
 		'pytest-rerunfailures>=14' openai
 	$(DYNAMO_BIN)/pip install --quiet --no-deps 'ai-dynamo>=1.6.1,<1.7' 'nixl>=1.5.1,<1.6' 'nixl-cu13>=1.5.1,<1.6'
 	touch $@
