@@ -53,6 +53,7 @@ class Builds:
     ) -> Build:
         """The build with `batch` batch slots. kv_budget: of SnapStream; None: the full cache."""
         held = f"{form.cache_dtype}.{form.decode_attention}" + ".extend" * form.extend
+        held += f".prefill{form.prefill_budget}" if form.prefill_budget else ""
         cache = f"budget{kv_budget}.{held}" if kv_budget else "full"
         out = self._path(batch, f"L{L_max}.{cache}")
         if not out.is_dir():

@@ -96,6 +96,8 @@ SHAPES = {
     "small": _shape(32000, 1024, 4096, 4, 32, 8, head_dim=128),
     # The same with the vocabulary of Llama-3.
     "wide-vocabulary": _shape(128256, 1024, 4096, 4, 32, 8, head_dim=128),
+    # Qwen2.5-0.5B's widths, 4 of its 24 layers and a small vocabulary.
+    "qwen-thin": _shape(8192, 896, 4864, 4, 14, 2),
     # Llama-3.2-1B's, Llama-3.1-8B's and -70B's, from their config.json.
     "1b": _shape(128256, 2048, 8192, 16, 32, 8),
     "8b": _shape(128256, 4096, 14336, 32, 32, 8, **_LLAMA_3),

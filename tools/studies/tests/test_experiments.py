@@ -17,7 +17,13 @@ from snapexport.measure.bench.turns import Case, Group
 from tools.studies.speed import checkpoints
 from tools.studies.speed.__main__ import main
 from tools.studies.speed.device import Device
-from tools.studies.speed.experiments import context, equal_memory, overhead, peers
+from tools.studies.speed.experiments import (
+    context,
+    equal_memory,
+    overhead,
+    peers,
+    sparse_prefill,
+)
 from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Setup
 
@@ -277,3 +283,17 @@ def test_integrated_prefill_weighs_short_chunks_as_much_as_long_ones() -> None:
     ]
     integrate = overhead.integral(chunks)
     assert integrate is not None and abs(integrate(100) - 1.0) < 0.3
+
+
+def test_a_sparse_prompt_is_integrated_from_both_kinds_of_chunks() -> None:
+    def row(budget: int, past: int, seconds: float) -> dict[str, Any]:
+        median = {"median": seconds}
+        return {"budget": budget, "past": past, "chunk": 16, "seconds": median}
+
+    whole = [row(0, past, 1.0 + past) for past in (0, 240)]
+    summary = sparse_prefill.summary({"prefill": [*whole, row(32, 48, 10.0)]})
+    longest = summary[-1]
+    assert (longest["prompt"], longest["full_seconds"]) == (256, sum(1 + 16 * n for n in range(16)))
+    # Three chunks up to the budget and a chunk, 12 sparse ones, and the last attends to all.
+    assert longest["seconds"] == (1 + 17 + 33) + 12 * 10 + 241
+    assert summary[0]["share"] == 1.0  # 16 tokens, below the budget

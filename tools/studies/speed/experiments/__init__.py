@@ -16,6 +16,7 @@ from tools.studies.speed.experiments import (
     plan,
     prepack,
     simulate,
+    sparse_prefill,
     speculation,
     top_tokens,
 )
@@ -39,6 +40,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "export": export.EXPORT,
     "cluster": cluster.CLUSTER,
     "simulate": simulate.SIMULATE,
+    "sparse_prefill": sparse_prefill.SPARSE_PREFILL,
 }
 
 PAGE = tuple(EXPERIMENTS)[:8]
