@@ -113,7 +113,7 @@ def figures(root: Path) -> list[Figure]:
         Figure("shipped lines", _lines(shipped), 64_000),
         *(Figure(f"  {name}", _lines(_files(root / name), SOURCES)) for name in SHIPPED),
         Figure("files of the wheel", sum(1 for _ in _wheel(root))),
-        Figure("lines that LLM reaches", _lines(of_llm), 12_300),
+        Figure("lines that LLM reaches", _lines(of_llm), 12_400),
         Figure("  files", len(of_llm)),
         Figure("lines of tests", _lines(tests), 47_800),
         Figure("  files flat in tests/", sum(file.parent == root / "tests" for file in tests)),
