@@ -13,7 +13,7 @@ from snapexport.build.prefill_sizes import short_chunks
 from snapexport.errors import UserError
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.requests.pieces import Prefill, pieces
+from snapexport.runtime.requests.pieces import Prefill, pieces, pieces_of
 from tests.facts import model_facts
 from tests.oracle import cases
 from tests.oracle.cases import Case, build_of
@@ -39,7 +39,6 @@ def executors(case: Case) -> tuple[Executor, Executor]:
 
 def assert_same(ours: Executor, plain: Executor, length: int) -> None:
     """The vote of the last prompt, and batch slot 0."""
-    assert ours.topk_positions() is not None or plain.topk_positions() is None
     for got, want in zip(ours.topk_positions() or (), plain.topk_positions() or (), strict=True):
         assert np.array_equal(got, want)
     for name, want in plain.decode_buffers.items():
@@ -60,6 +59,32 @@ def test_prompts_of_all_lengths_fill_a_slot_alike(case: Case) -> None:
             got = ours.prefill_prompt(0, ids).logits.copy()
             assert np.abs(got - plain.prefill_prompt(0, ids).logits).max() < 1e-4, length
             assert_same(ours, plain, length)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("falcon_h1", extend=True, L_obs=16, short_chunks=(16, 28)),
+        Case("gemma2", extend=True, cache_dtype="int8", short_chunks=SHORT),
+    ],
+    ids=str,
+)
+def test_prompts_in_short_blocks_keep_what_whole_blocks_keep(case: Case) -> None:
+    """Some blocks have a window of voters behind them that is more than half of a short one."""
+    plain = replace(case, short_chunks=())
+    ours, whole = (
+        open_executor(build_of(one), threads=1, prefill="blocks") for one in (case, plain)
+    )
+    costs: set[int] = set()
+    for length in (5, 12, 33, 60, 90):
+        ids, work = cases.prompt(length), pieces_of(length, ours.limits.prefill)
+        costs |= {piece.cost for piece in work}
+        got = ours.prefill_prompt(0, ids).logits.copy()
+        assert np.abs(got - whole.prefill_prompt(0, ids).logits).max() < 1e-4, length
+        taken = [one._takers["block"].slot_positions(length) for one in (ours, whole)]
+        assert all(np.array_equal(taken[0][name], taken[1][name]) for name in taken[1])
+        assert_same(ours, whole, length)
+    assert costs > {*case.short_chunks}
 
 
 def test_a_piece_costs_the_shortest_chunk_that_holds_it() -> None:
