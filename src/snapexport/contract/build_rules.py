@@ -269,7 +269,6 @@ BUILD_RULES: tuple[Rule, ...] = (
         for choice, what in (
             (PSEUDO, "pseudo tokens are taken back after their vote"),
             (REPEAT, "a repeated prompt is taken back after its vote"),
-            (EXTEND, "the voters of a block are taken back"),
             (STEPS, "wrong drafts are taken back"),
             (BUDGETED, "blocks of keys begin where whole chunks do"),
         )

@@ -163,6 +163,7 @@ class GraphFacts:
         for cache in self._held:
             shape = (1, cache.kv_heads, cache.shape.cache_slots)
             states[names.slot_positions(cache.cache)] = ("int64", shape)
+        states |= self._states(1)
         outputs |= self._hidden_states(1, chunk)
         return inputs | top_inputs | states, outputs | _after(states)
 
