@@ -186,5 +186,6 @@ def _expert_bytes(model: PlannedModel, form: "Form | None", item: int) -> int:
     width, hidden = experts.width, experts.hidden_size
     if form and (width % form.block or hidden % form.block or form.minima or form.ordered):
         form = None
-    one = _integer_bytes(2 * width, hidden, form, item) + _integer_bytes(hidden, width, form, item)
+    ups = (experts.matrices - 1) * width
+    one = _integer_bytes(ups, hidden, form, item) + _integer_bytes(hidden, width, form, item)
     return experts.layers * experts.count * one
