@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from snapexport.contract.state_sizes import StateSizes
 from snapexport.exporter.architectures.families import Family
+from snapexport.graphs.markers import SWISH
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
 class ExpertSizes(NamedTuple):
-    """Experts of a layer, how many of them a token chooses, and the width of one (I)."""
+    """Experts of a layer, how many of them a token chooses, and the sizes of one.
+
+    width: I. hidden: of what it reads. matrices: 3 with a gate, 2 without.
+    """
 
     experts: int
     chosen: int
     width: int
+    hidden: int
+    matrices: int
 
 
 @dataclass(frozen=True)
@@ -29,15 +35,17 @@ class ExpertForm:
 
     transposed: [E,K,N] instead of [E,N,K]. in_turn: row 2i is a gate and 2i + 1 its up; else all
     gates lie before all ups. scaled_inputs: an expert reads states times its weight, and gives what
-    it makes of them as it is (Llama 4).
+    it makes of them as it is (Llama 4). gated: false for an up alone.
     """
 
     transposed: bool = False
     in_turn: bool = False
+    activation: str = SWISH
     alpha: float = 1.0
     beta: float = 0.0
     limit: float = 0.0
     scaled_inputs: bool = False
+    gated: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

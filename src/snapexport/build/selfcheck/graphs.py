@@ -68,6 +68,7 @@ def build_of(sample: Sample, resolved: ResolvedBuild, directory: Path) -> Build:
         geometry=_geometry(resolved.geometry, model, sizes),
         prefill_chunk=sizes.chunk,
         prefill_capacities=[],
+        short_chunks=[],
     )
     return write_into(directory, small, Silent())
 
