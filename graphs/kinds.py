@@ -73,7 +73,9 @@ def _prefill_sparse(recipe: Recipe, size: Size) -> list[Pass]:
 
 def _extend(recipe: Recipe, size: Size) -> list[Pass]:
     extend = ExtendCache(recipe.geometry, recipe.options)
-    states = RecurrentStates(taken_tokens, voters=recipe.geometry.block_voters(size.tokens))
+    geometry = recipe.geometry  # a short chunk may have as many voters as a whole one
+    voters = geometry.vote.L_obs if geometry.votes else 0
+    states = RecurrentStates(taken_tokens, voters=voters)
     return [Latents(), *_split(recipe), extend, states, *_sampling(recipe)]
 
 
