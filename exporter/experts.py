@@ -36,6 +36,13 @@ def is_experts(module: nn.Module) -> bool:
     return type(module).__name__.endswith("Experts")
 
 
+def sizes_of_expert(module: Any, transposed: bool) -> tuple[int, int]:
+    """The size of what an expert reads, and its width, by transformers' stacks."""
+    down = module.down_proj.shape
+    hidden, width = (down[2], down[1]) if transposed else down[1:]
+    return int(hidden), int(width)
+
+
 def block_of_scaled_inputs(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     """A block whose experts read states times their weights: each chosen expert is a choice of one.
 
@@ -73,7 +80,10 @@ def _forward(
     return onnx_ops.symbolic(
         f"{TRACE_DOMAIN}::{EXPERTS}",
         (*routing, *(weight for weight in weights if weight is not None)),
-        {"alpha": form.alpha, "beta": form.beta, "limit": form.limit},
+        {
+            **{"alpha": form.alpha, "beta": form.beta, "limit": form.limit},
+            **{"activation": form.activation, "gated": int(form.gated)},
+        },
         dtype=hidden_states.dtype,
         shape=hidden_states.shape,
         version=1,

@@ -5,17 +5,18 @@ What a kind is called, takes and gives is in `contract/graph_kinds.py`, by the s
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_graphsurgeon as gs
 
 from snapexport.contract.names import CHUNK_LENGTH, HIDDEN_STATES, PROMPT_LENGTH
 from snapexport.graphs.compress import compress_graph, vote_graph
-from snapexport.graphs.passes.base import Pass
+from snapexport.graphs.passes.base import Pass, graph_input
 from snapexport.graphs.passes.batch_parallel import BatchParallel
 from snapexport.graphs.passes.decode_cache import DecodeCache
 from snapexport.graphs.passes.decode_queries import DecodeQueries
 from snapexport.graphs.passes.draft_ring import DraftRing, FilledRing
-from snapexport.graphs.passes.extend_cache import ExtendCache
+from snapexport.graphs.passes.extend_cache import ExtendCache, taken_tokens
 from snapexport.graphs.passes.head_groups import HeadGroups
 from snapexport.graphs.passes.latents import Latents
 from snapexport.graphs.passes.prefill_cache import PrefillCache, QueryWindows
@@ -56,11 +57,11 @@ def _prefill(recipe: Recipe, size: Size) -> list[Pass]:
     geometry = recipe.geometry
     if geometry.is_single_shot(size.tokens):
         shot = SingleShot(geometry, recipe.options)
-        states = RecurrentStates(valid=PROMPT_LENGTH, begins=True)
+        states = RecurrentStates(partial(graph_input, name=PROMPT_LENGTH), begins=True)
         return [Latents(), shot, states, *_sampling(recipe)]
     windows = [QueryWindows(geometry.vote.L_obs)] if geometry.compresses else []
     caches = PrefillCache(geometry.slots, size.capacity)
-    states = RecurrentStates(valid=CHUNK_LENGTH)
+    states = RecurrentStates(partial(graph_input, name=CHUNK_LENGTH))
     return [Latents(), caches, *windows, states, *_sampling(recipe)]
 
 
@@ -72,7 +73,10 @@ def _prefill_sparse(recipe: Recipe, size: Size) -> list[Pass]:
 
 def _extend(recipe: Recipe, size: Size) -> list[Pass]:
     extend = ExtendCache(recipe.geometry, recipe.options)
-    return [Latents(), *_split(recipe), extend, *_sampling(recipe)]
+    geometry = recipe.geometry  # a short chunk may have as many voters as a whole one
+    voters = geometry.vote.L_obs if geometry.votes else 0
+    states = RecurrentStates(taken_tokens, voters=voters)
+    return [Latents(), *_split(recipe), extend, states, *_sampling(recipe)]
 
 
 def _decode(recipe: Recipe, size: Size) -> list[Pass]:

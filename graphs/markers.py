@@ -64,9 +64,13 @@ Tokens whose key, beta and decay are 0 leave the state as it is."""
 EXPERTS = "Experts"
 """trace: (hidden_states [N,H], index int64 [N,k], weights [N,k], gate_up [E,2I,H], down [E,H,I]
 [, gate_up_bias [E,2I], down_bias [E,H]]) -> output [N,H]. The weighted sum of the chosen experts'
-MLPs. Rows 2i of gate_up are gates, rows 2i + 1 ups. Attributes `alpha`, `beta` and `limit` (0.0:
-none): an expert computes gate * sigmoid(alpha * gate) * (up + beta), of gates and ups that are
-clipped to the limit. (1, 0, none) is SiLU's gate; gpt-oss has others."""
+MLPs. Rows 2i of gate_up are gates, rows 2i + 1 ups. Attributes `alpha`, `beta`, `limit` (0.0:
+none), `activation` and `gated`: an expert computes f(gate) * (up + beta), of gates and ups that are
+clipped to the limit. f is `swish`, gate * sigmoid(alpha * gate), or one of the other functions in
+functions/experts.py. (1, 0, none) of swish is SiLU's gate; gpt-oss has others. Experts that are not
+gated have up [E,I,H] in the place of gate_up, and compute f(up)."""
+
+SWISH = "swish"
 
 BLOCK_EXPERTS = "BlockExperts"
 """trace: as EXPERTS, with three inputs each in the places of gate_up and down, in the layout of

@@ -2,6 +2,7 @@
 
     gate_up [E,2I,H]    row 2i is row i of the expert's gate_proj, row 2i + 1 of its up_proj
     down    [E,H,I]
+    up      [E,I,H]     in the place of gate_up, of experts without a gate
 
 One layout serves all targets: ONNX Runtime's MoE takes no other (swiglu_fusion = 1). A checkpoint
 has a matrix for each expert and projection, or transformers' stacks: gate_up_proj [E,2I,H] with the
@@ -25,15 +26,20 @@ from snapexport.files.safetensors import TensorSpan
 GATE_UP, DOWN = "gate_up", "down"
 WEIGHTS = {
     "gate_up_proj": GATE_UP,
+    "up_proj": "up",
     "down_proj": DOWN,
     "gate_up_proj_bias": "gate_up_bias",
     "down_proj_bias": "down_bias",
 }
 """transformers' names of a module's weights -> the marker's, in the order of its inputs."""
 
-_APART = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_APART = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "up_proj": ("up_proj",),
+    "down_proj": ("down_proj",),
+}
 """A stack's name -> the matrices that each expert has of it."""
-_STACK = re.compile(r"(?P<stem>.*\.experts)\.(?P<name>gate_up_proj|down_proj)")
+_STACK = re.compile(r"(?P<stem>.*\.experts)\.(?P<name>(?:gate_)?up_proj|down_proj)")
 _BIAS = re.compile(r"(?P<stem>.*\.experts)\.(?P<name>gate_up_proj_bias|down_proj_bias)")
 _FIRST = re.compile(r"(?P<stem>.*\.experts)\.0\.(?P<name>gate_proj|down_proj)\.weight")
 
@@ -82,7 +88,7 @@ def _in_turn(stack: Tensor, whole: str) -> Tensor:
     match stack:
         case TensorSpan():
             return Stack(tuple(_of_stack(stack, whole)))
-        case _ if whole == DOWN:
+        case _ if whole != GATE_UP:
             return stack
         case Stack(parts) if all(isinstance(part, Rows) for part in parts):
             pairs = (part for part in parts if isinstance(part, Rows))
@@ -104,7 +110,7 @@ def _of_experts(stem: str, whole: str, tensors: Mapping[str, Tensor]) -> Iterato
 def _of_stack(stack: TensorSpan, whole: str) -> Iterator[Tensor]:
     experts, rows, _ = stack.shape
     for first in range(0, experts * rows, rows):
-        if whole == DOWN:
+        if whole != GATE_UP:
             yield _rows(stack, first, rows)
         else:
             half = rows // 2

@@ -90,7 +90,7 @@ def _form(form: Form, name: str, shape: tuple[int, ...]) -> Form:
 def _block_of_experts(largest: int, name: str, shape: tuple[int, ...]) -> int:
     """Both stacks have one block, which divides the experts' width and the hidden size."""
     _, rows, columns = shape
-    other = rows if "down" in name.rpartition(".")[2] else rows // 2
+    other = rows // 2 if "gate" in name.rpartition(".")[2] else rows
     sizes = (block for block in (largest, largest // 2) if columns % block == other % block == 0)
     return next(sizes, largest)
 

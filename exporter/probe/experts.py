@@ -4,25 +4,35 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.decoder import ExpertForm
-from snapexport.exporter.experts import block_of_scaled_inputs, is_experts
+from snapexport.exporter.experts import block_of_scaled_inputs, is_experts, sizes_of_expert
 from snapexport.exporter.miniature import miniature
+from snapexport.graphs.markers import SWISH
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _RELATIVE = 1e-5
 _LOUD = 8.0
-"""Standard deviation of the states: gates and ups reach the limits that experts have."""
+"""Standard deviation of half of the states: gates and ups reach the limits that experts have. By
+the other half the forms of GELU show."""
 _EXPERTS = 2
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda gate: functional.relu(gate).square(),
+}
+"""Activations beside swish, as functions/experts.py has them."""
 _UNIT = 8
 """Greatest common divisor of the small sizes."""
 
@@ -30,7 +40,7 @@ _UNIT = 8
 def form_of_experts(model: nn.Module, config: "PretrainedConfig") -> ExpertForm | None:
     """The form of the model's experts; None if it has none.
 
-    Raises UserError for experts that compute something else than a gated SiLU, or lie otherwise.
+    Raises UserError for experts that compute another formula, or lie otherwise.
     """
     found: dict[str, ExpertForm] = {}
     for block in model.modules():
@@ -40,9 +50,10 @@ def form_of_experts(model: nn.Module, config: "PretrainedConfig") -> ExpertForm 
                 form = _form(module, type(block), config)
                 if form is None:
                     raise UserError(
-                        f"the model's experts ({name}) compute no gated SiLU, or don't lie in "
-                        "stacks",
-                        "only experts with a gate, an up and a down matrix and SiLU can be built",
+                        f"the model's experts ({name}) compute a formula that no graph has, or "
+                        "don't lie in stacks",
+                        "only an up and a down matrix, with a gate or without, and SiLU, GELU, "
+                        "ReLU or its square can be built",
                     )
                 found[name] = form
     forms = list(dict.fromkeys(found.values()))
@@ -60,13 +71,16 @@ def _form(module: Any, block: type, config: "PretrainedConfig") -> ExpertForm | 
 
     block: the class of what is around them.
     """
-    if getattr(module, "gate_up_proj", None) is None or getattr(module, "down_proj", None) is None:
+    has = {name for name, weight in module._parameters.items() if weight is not None}
+    gated = "gate_up_proj" in has
+    if "down_proj" not in has or gated == ("up_proj" in has):
         return None
     for transposed, scaled_inputs in itertools.product((False, True), (False, True)):
         small = _small(module, transposed)
-        for in_turn, formula in itertools.product((False, True), _formulas(module)):
-            form = ExpertForm(transposed, in_turn, *formula, scaled_inputs)
-            if not in_turn and module._parameters.get("gate_up_proj_bias") is not None:
+        turns = (False, True) if gated else (False,)
+        for in_turn, formula in itertools.product(turns, _formulas(module, gated)):
+            form = ExpertForm(transposed, in_turn, *formula, scaled_inputs, gated)
+            if not in_turn and "gate_up_proj_bias" in has:
                 continue  # its halves would have to be taken in turn, as the matrix's are
             if _is_of(small, form):
                 known = not scaled_inputs or _is_known_block(block, form, config)
@@ -77,7 +91,8 @@ def _form(module: Any, block: type, config: "PretrainedConfig") -> ExpertForm | 
 def _is_of(small: Any, form: ExpertForm) -> bool:
     """Whether two small experts are of a form."""
     generator = torch.Generator().manual_seed(1)
-    states = _LOUD * torch.randn(6, _sizes(small, form.transposed)[0], generator=generator)
+    loud = torch.tensor([[_LOUD]] * 3 + [[1.0]] * 3)
+    states = loud * torch.randn(6, sizes_of_expert(small, form.transposed)[0], generator=generator)
     chosen = torch.tensor([[0, 1], [1, 0]] * 3)
     weights = torch.rand(6, 2, generator=generator)
     try:
@@ -95,7 +110,7 @@ def _is_of(small: Any, form: ExpertForm) -> bool:
 def _is_close(found: Tensor, expected: Tensor) -> bool:
     if found.shape != expected.shape:
         return False
-    return float((found - expected).abs().max()) < _RELATIVE * float(expected.abs().max())
+    return bool(((found - expected).abs().amax(-1) < _RELATIVE * expected.abs().amax(-1)).all())
 
 
 def _of_scaled_inputs(small: Any, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -132,20 +147,21 @@ def _is_known_block(kind: type, form: ExpertForm, config: "PretrainedConfig") ->
     return all(map(_is_close, found, expected))
 
 
-def _formulas(module: Any) -> Iterator[tuple[float, float, float]]:
-    """Alpha, beta and limit: SiLU's, and what the module's own numbers make."""
+def _formulas(module: Any, gated: bool) -> Iterator[tuple[str, float, float, float]]:
+    """Activation, alpha, beta and limit: SiLU's, and what the module's own numbers make."""
     own = dict.fromkeys(value for value in vars(module).values() if type(value) is float)
-    for limit in (0.0, *own):
-        for alpha in (1.0, *own):
-            for beta in (0.0, 1.0):
-                yield alpha, beta, limit
+    kinds = [*((SWISH, alpha) for alpha in (1.0, *own)), *((name, 1.0) for name in _OTHERS)]
+    for limit in (0.0, *own) if gated else (0.0,):
+        for activation, alpha in kinds:
+            for beta in (0.0, 1.0) if gated else (0.0,):
+                yield activation, alpha, beta, limit
 
 
 def _small(module: Any, transposed: bool) -> Any:
     """The module with two experts of random weights, and few rows, in the same proportion."""
     small, generator = copy.copy(module), torch.Generator().manual_seed(0)
     small._parameters = {}
-    hidden, wide = _sizes(module, transposed)
+    hidden, wide = sizes_of_expert(module, transposed)
     common = max(1, math.gcd(hidden, wide) // _UNIT)
     width = {size: size // common for size in (hidden, wide, 2 * wide)}
     for name, weight in module._parameters.items():
@@ -165,29 +181,32 @@ def _small(module: Any, transposed: bool) -> Any:
     return small
 
 
-def _sizes(module: Any, transposed: bool) -> tuple[int, int]:
-    """The hidden size, and the width of an expert."""
-    down = module.down_proj.shape
-    hidden, width = (down[2], down[1]) if transposed else down[1:]
-    return int(hidden), int(width)
-
-
 def _gated(
     module: Any, form: ExpertForm, states: Tensor, chosen: Tensor, weights: Tensor
 ) -> Tensor:
     """The marker's formula (graphs/markers.py)."""
-    gate_ups, downs = module.gate_up_proj, module.down_proj
+    gate_ups, downs = module.gate_up_proj if form.gated else module.up_proj, module.down_proj
     gate_ups, downs = (gate_ups.mT, downs.mT) if form.transposed else (gate_ups, downs)
     total = torch.zeros_like(states)
     for expert in range(len(gate_ups)):
         both = states @ gate_ups[expert].mT + _bias(module, "gate_up_proj_bias", expert)
-        gate, up = (both[:, ::2], both[:, 1::2]) if form.in_turn else both.chunk(2, -1)
-        if form.limit:
-            gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)
-        product = gate * torch.sigmoid(form.alpha * gate) * (up + form.beta)
+        product = _product(form, both) if form.gated else _activated(form, both)
         out = product @ downs[expert].mT + _bias(module, "down_proj_bias", expert)
         total += out * (weights * (chosen == expert)).sum(-1, keepdim=True)
     return total
+
+
+def _product(form: ExpertForm, both: Tensor) -> Tensor:
+    gate, up = (both[:, ::2], both[:, 1::2]) if form.in_turn else both.chunk(2, -1)
+    if form.limit:
+        gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)
+    return _activated(form, gate) * (up + form.beta)
+
+
+def _activated(form: ExpertForm, gate: Tensor) -> Tensor:
+    if form.activation == SWISH:
+        return gate * torch.sigmoid(form.alpha * gate)
+    return _OTHERS[form.activation](gate)
 
 
 def _bias(module: Any, name: str, expert: int) -> Tensor | float:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.decoder import ExpertForm, ExpertSizes, Layer
 from snapexport.exporter.architectures.fields import CORRECT
+from snapexport.exporter.experts import sizes_of_expert
 from snapexport.exporter.probe.attention import (
     Call,
     Recorded,
@@ -165,13 +166,13 @@ def _first_with(calls: Sequence[Call], call: Call) -> int:
 
 
 def _experts(
-    layer: nn.Module, path: str, chosen: Mapping[str, int], form: ExpertForm | None
+    layer: Any, path: str, chosen: Mapping[str, int], form: ExpertForm | None
 ) -> ExpertSizes | None:
     for name, module in layer.named_modules():
         if form and (count := chosen.get(f"{path}.{name}")) is not None:
-            down: Any = module.down_proj
-            width = down.shape[1] if form.transposed else down.shape[2]
-            return ExpertSizes(int(down.shape[0]), count, int(width))
+            hidden, width = sizes_of_expert(module, form.transposed)
+            matrices = 3 if form.gated else 2
+            return ExpertSizes(len(module.down_proj), count, width, hidden, matrices)
     return None
 
 

@@ -13,8 +13,8 @@ _BY_ROWS = frozenset(
     ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj", "lm_head")
 )
 _BY_COLUMNS = frozenset(("o_proj", "down_proj", "embed_tokens"))
-_OF_EXPERTS = {"gate_up_proj": 1, "gate_up": 1, "down_proj": 2, "down": 2}
-"""Stacks [E,2I,H] and [E,H,I], by transformers' names and by the trace's."""
+_OF_EXPERTS = {"gate_up_proj": 1, "gate_up": 1, "up_proj": 1, "up": 1, "down_proj": 2, "down": 2}
+"""Stacks [E,2I,H] or [E,I,H], and [E,H,I], by transformers' names and by the trace's."""
 
 _WHOLE = "whole"
 

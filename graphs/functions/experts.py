@@ -5,8 +5,9 @@ hidden_states [N,H], index int64 [N,k], weights [N,k], gate_up [E,2I,H], down [E
 Attributes: alpha, beta, limit (float). gate_up's product has gates and ups in turn. An expert gives
 
     gate, up = min(gate, limit), clip(up, -limit, limit)
-    down (gate * sigmoid(alpha * gate) * (up + beta))
+    down (f(gate) * (up + beta)), and without a gate, of [E,I,H] in gate_up's place, down (f(up))
 
+with one of the functions f in `_ACTIVATIONS`, of which swish is gate * sigmoid(alpha * gate),
 and a row's output is the weighted sum over its k experts, which differ from each other. The work
 follows the chosen experts, not all E. There are three forms:
 
@@ -17,9 +18,15 @@ follows the chosen experts, not all E. There are three forms:
 
 Blocks have two more attributes: block (ints, [b]) and blocks (ints, [n]), how many there are at
 most. The rest of an expert's last block repeats row 0, and nobody reads it.
+
+Of experts whose weights are integers (BLOCK_EXPERTS of graphs/markers.py) the chosen ones alone are
+dequantized, by an operator of ONNX Runtime.
 """
 
+from typing import NamedTuple
+
 from snapexport.graphs.functions.function import Function
+from snapexport.graphs.markers import SWISH
 
 _CONSTANTS = """
   factor32 = Constant <value_float: float = @alpha> ()
@@ -37,37 +44,56 @@ _CONSTANTS = """
   last_axis = Constant <value_ints = [-1]> ()
 """
 
-_ACTIVATION = """
+_GATED = """
   pairs = Reshape (product, in_pairs)
   all_gates = Gather <axis = -1> (pairs, zero)
   all_ups = Gather <axis = -1> (pairs, one)
   gate = Min (all_gates, most)
   ups_below = Min (all_ups, most)
   up = Max (ups_below, least)
-  slope = Mul (gate, factor)
-  share = Sigmoid (slope)
-  swish = Mul (gate, share)
+  %(activation)s
   shifted = Add (up, shift)
-  activated = Mul (swish, shifted)
+  activated = Mul (shaped, shifted)
 """
 
+_UNGATED = """
+  gate = Identity (product)
+  %(activation)s
+  activated = Identity (shaped)
+"""
+
+_ACTIVATIONS = {
+    SWISH: """
+  slope = Mul (gate, factor)
+  share = Sigmoid (slope)
+  shaped = Mul (gate, share)
+""",
+    "gelu": "shaped = Gelu (gate)",
+    "gelu_tanh": 'shaped = Gelu <approximate = "tanh"> (gate)',
+    "relu": "shaped = Relu (gate)",
+    "relu2": """
+  above_zero = Relu (gate)
+  shaped = Mul (above_zero, above_zero)
+""",
+}
+
 _GATHERED = """
-<domain: "snapexport", opset_import: ["": 24]>
-ExpertsGathered <alpha, beta, limit> (%(inputs)s) => (output)
+<domain: "snapexport", opset_import: ["": 24%(imports)s]>
+%(name)s <alpha, beta, limit%(attributes)s> (%(inputs)s) => (output)
 {
   %(constants)s
   row_axes = Constant <value_ints = [1, 3]> ()
   in_pairs = Constant <value_ints = [0, 0, -1, 2]> ()
 
   # [N,k,2I,H] . [N,1,H,1]
-  wide = Gather <axis = 0> (gate_up, index)
+  wide = %(wide)s
   column = Unsqueeze (hidden_states, row_axes)
   products = MatMul (wide, column)
   %(product)s
   %(activation)s
 
   # [N,k,H,I] . [N,k,I,1]
-  narrow = Gather <axis = 0> (down, index)
+  narrow = %(narrow)s
   activated_column = Unsqueeze (activated, last_axis)
   down_columns = MatMul (narrow, activated_column)
   %(row)s
@@ -79,8 +105,8 @@ ExpertsGathered <alpha, beta, limit> (%(inputs)s) => (output)
 """
 
 _IN_BLOCKS = """
-<domain: "snapexport", opset_import: ["": 24]>
-%(name)s <alpha, beta, limit, block, blocks> (%(inputs)s) => (output)
+<domain: "snapexport", opset_import: ["": 24%(imports)s]>
+%(name)s <alpha, beta, limit, block, blocks%(attributes)s> (%(inputs)s) => (output)
 {
   %(constants)s
   b = Constant <value_ints: ints = @block> ()
@@ -137,12 +163,12 @@ _IN_BLOCKS = """
   last_chosen = ReduceMax <keepdims = 0> (choice)
   owner = Min (experts_past, last_chosen)
   %(begin)s
-    wide = Gather <axis = 0> (gate_up, owned_by)
+    wide = %(wide)s
     columns = Transpose <perm = [1, 0]> (wide)
     products = MatMul (x, columns)
     %(product)s
     %(activation)s
-    narrow = Gather <axis = 0> (down, owned_by)
+    narrow = %(narrow)s
     down_columns = Transpose <perm = [1, 0]> (narrow)
     down_rows = MatMul (activated, down_columns)
     %(row)s
@@ -175,50 +201,86 @@ _SCAN = """owner32 = Cast <to = 1> (owner)
     same_state = Identity (state)
     owned_by = Cast <to = 7> (owned_by32)"""
 
-_INPUTS = "hidden_states, index, weights, gate_up, down"
+_ROUTING = ("hidden_states", "index", "weights")
 _BIASES = ", gate_up_bias, down_bias"
 
 
-def experts(name: str, biased: bool) -> Function:
-    """One of the forms. biased: whether the experts have biases."""
-    return Function(name, _gathered(biased) if name == "ExpertsGathered" else _blocks(name, biased))
+class Experts(NamedTuple):
+    """What the bodies for a model's experts have.
+
+    integers: the names of the weights' parts, in the order of the inputs, where weights have parts.
+    """
+
+    biased: bool = False
+    activation: str = SWISH
+    gated: bool = True
+    integers: tuple[str, ...] = ()
 
 
-def _gathered(biased: bool) -> str:
-    product = "product = Squeeze (products, last_axis)"
-    row = "row = Squeeze (down_columns, last_axis)"
-    if biased:
-        product = (
-            "unbiased = Squeeze (products, last_axis)\n"
-            "  bias = Gather <axis = 0> (gate_up_bias, index)\n"
-            "  product = Add (unbiased, bias)"
-        )
-        row = (
-            "down_rows = Squeeze (down_columns, last_axis)\n"
-            "  row_bias = Gather <axis = 0> (down_bias, index)\n"
-            "  row = Add (down_rows, row_bias)"
-        )
-    return _GATHERED % (_shared(biased) | {"product": product, "row": row})
-
-
-def _blocks(name: str, biased: bool) -> str:
-    product, row = "product = Identity (products)", "row = Identity (down_rows)"
-    if biased:
-        product = (
-            "bias = Gather <axis = 0> (gate_up_bias, owned_by)\n    product = Add (products, bias)"
-        )
-        row = (
-            "row_bias = Gather <axis = 0> (down_bias, owned_by)\n"
-            "    row = Add (down_rows, row_bias)"
-        )
+def experts(form: str, of: Experts) -> Function:
+    """One of the forms."""
+    name = form
+    if of.integers:
+        zeros = [part.removesuffix("_zeros") for part in of.integers if part.endswith("_zeros")]
+        name = "_".join(("Integer" + form, *zeros))
+    if form == "ExpertsGathered":
+        return Function(name, _GATHERED % (_shared(name, of, "index") | _rows_of_all(of.biased)))
     begin, end = _SCAN, "}> (factor32, owner32, blocked)"
-    if name == "ExpertsInBlocks":
+    if form == "ExpertsInBlocks":
         begin, end = _LOOP, "}> (turns, yes)"
-    parts = {"name": name, "product": product, "row": row, "begin": begin, "end": end}
-    return _IN_BLOCKS % (_shared(biased) | parts)
+    of_block = _rows_of_block(of.biased) | {"begin": begin, "end": end}
+    return Function(name, _IN_BLOCKS % (_shared(name, of, "owned_by") | of_block))
 
 
-def _shared(biased: bool) -> dict[str, str]:
-    inputs = _INPUTS + _BIASES * biased
-    activation = _ACTIVATION.strip()
-    return {"inputs": inputs, "constants": _CONSTANTS.strip(), "activation": activation}
+def _rows_of_all(biased: bool) -> dict[str, str]:
+    if not biased:
+        product = "product = Squeeze (products, last_axis)"
+        return {"product": product, "row": "row = Squeeze (down_columns, last_axis)"}
+    product = (
+        "unbiased = Squeeze (products, last_axis)\n"
+        "  bias = Gather <axis = 0> (gate_up_bias, index)\n"
+        "  product = Add (unbiased, bias)"
+    )
+    row = (
+        "down_rows = Squeeze (down_columns, last_axis)\n"
+        "  row_bias = Gather <axis = 0> (down_bias, index)\n"
+        "  row = Add (down_rows, row_bias)"
+    )
+    return {"product": product, "row": row}
+
+
+def _rows_of_block(biased: bool) -> dict[str, str]:
+    if not biased:
+        return {"product": "product = Identity (products)", "row": "row = Identity (down_rows)"}
+    product = (
+        "bias = Gather <axis = 0> (gate_up_bias, owned_by)\n    product = Add (products, bias)"
+    )
+    row = "row_bias = Gather <axis = 0> (down_bias, owned_by)\n    row = Add (down_rows, row_bias)"
+    return {"product": product, "row": row}
+
+
+def _shared(name: str, of: Experts, chosen: str) -> dict[str, str]:
+    """chosen: the value that says which experts' weights are copied."""
+    activation = {"activation": _ACTIVATIONS[of.activation].strip()}
+    inputs = (*_ROUTING, *(of.integers or ("gate_up", "down")))
+    return {
+        "name": name,
+        "imports": ', "com.microsoft": 1' * bool(of.integers),
+        "attributes": ", gate_up_bits, down_bits, block_size" * bool(of.integers),
+        "inputs": ", ".join(inputs) + _BIASES * of.biased,
+        "constants": _CONSTANTS.strip(),
+        "activation": ((_GATED if of.gated else _UNGATED) % activation).strip(),
+        "wide": _copy("gate_up", chosen, of.integers),
+        "narrow": _copy("down", chosen, of.integers),
+    }
+
+
+def _copy(stack: str, chosen: str, integers: tuple[str, ...]) -> str:
+    if not integers:
+        return f"Gather <axis = 0> ({stack}, {chosen})"
+    parts = ", ".join(part for part in integers if part.startswith(f"{stack}_"))
+    attributes = f"bits: int = @{stack}_bits, block_size: int = @block_size"
+    return (
+        f"com.microsoft.GatherBlockQuantized <{attributes}, gather_axis = 0, quantize_axis = 2> "
+        f"({stack}, {chosen}, {parts})"
+    )

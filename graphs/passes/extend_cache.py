@@ -39,6 +39,18 @@ from snapexport.graphs.passes.latents import EXPANDED, absorbed
 from snapexport.graphs.passes.storage import Chunk, Storage, storage_of
 
 
+def taken_tokens(graph: gs.Graph) -> gs.Tensor:
+    """Int64 [1], a chunk's valid tokens that have a position, of a graph with these inputs."""
+    positions = graph_input(graph, names.POSITION_IDS)
+    row = computed_range(graph, 0, positions.shape[1])
+    (flat,) = node(graph, "Reshape", [positions, int64s(graph, -1)])
+    (has_position,) = node(graph, "GreaterOrEqual", [flat, int64s(graph, 0)])
+    (is_valid,) = node(graph, "Less", [row, graph_input(graph, names.CHUNK_LENGTH)])
+    (is_taken,) = node(graph, "And", [has_position, is_valid])
+    (counted,) = node(graph, "Cast", [is_taken], to=_INT64)
+    return node(graph, "ReduceSum", [counted, int64s(graph, 0)])[0]
+
+
 @dataclass(frozen=True)
 class ExtendCache:
     """Makes the graph of one more chunk of a prompt of a trace of prefill.
@@ -161,19 +173,9 @@ class _Chunk:
         self.length = graph_input(graph, names.CHUNK_LENGTH)
         self.positions = gs.Variable(names.POSITION_IDS, np.int64, (1, self.tokens))
         self.first = self._take_first()
-        self.taken = self._taken()
+        self.taken = taken_tokens(graph)
         (self.total_length,) = node(graph, "Add", [self.first, self.taken])
         self._rows: gs.Tensor | None = None
-
-    def _taken(self) -> gs.Tensor:
-        graph = self._graph
-        row = computed_range(graph, 0, self.tokens)
-        (flat,) = node(graph, "Reshape", [self.positions, int64s(graph, -1)])
-        (has_position,) = node(graph, "GreaterOrEqual", [flat, int64s(graph, 0)])
-        (is_valid,) = node(graph, "Less", [row, self.length])
-        (is_taken,) = node(graph, "And", [has_position, is_valid])
-        (counted,) = node(graph, "Cast", [is_taken], to=_INT64)
-        return node(graph, "ReduceSum", [counted, int64s(graph, 0)])[0]
 
     def _take_first(self) -> gs.Tensor:
         """The chunk's first position, int64 [1], in the place of past_length."""

@@ -1,7 +1,7 @@
 """Gives a graph its recurrent states: as inputs and outputs, or from nothing in a single shot."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -19,69 +19,144 @@ from snapexport.graphs.passes.base import (
 )
 from snapexport.graphs.passes.causal_conv import causal_conv
 
+_OPERATORS = CAUSAL_CONV, LINEAR_ATTENTION
+
 
 @dataclass(frozen=True)
 class RecurrentStates:
     """States [B,...] of each layer that has some, which a step's tokens change.
 
-    valid: the input that says how many tokens of a row are real, int64 [1]; "": all. The others
-    leave the states alone. begins: rows begin with states of zeros, and no input holds them.
+    valid: finds how many tokens of a row are taken, int64 [1]; None: all. The others leave the
+    states alone. voters: most tokens behind these whose outputs are as if the text went on with
+    them. begins: rows begin with states of zeros, and no input holds them.
     """
 
-    valid: str = ""
+    valid: Callable[[gs.Graph], gs.Tensor] | None = None
+    voters: int = 0
     begins: bool = False
 
     def apply(self, graph: gs.Graph) -> None:
-        valid = graph_input(graph, self.valid) if self.valid else None
-        for layer, marker in markers(graph, TRACE_DOMAIN, CAUSAL_CONV):
+        convolutions, recurrences = (markers(graph, TRACE_DOMAIN, op) for op in _OPERATORS)
+        if not (convolutions or recurrences):
+            return
+        valid = self.valid(graph) if self.valid else None
+        for layer, marker in convolutions:
             self._convolve(graph, layer, marker, valid)
-        for layer, marker in markers(graph, TRACE_DOMAIN, LINEAR_ATTENTION):
-            self._recur(graph, layer, marker, valid)
+        voters = _Voters(graph, valid, self.voters) if valid and self.voters else None
+        for layer, marker in recurrences:
+            self._recur(graph, layer, marker, valid, voters)
 
     def _convolve(
         self, graph: gs.Graph, layer: int, marker: gs.Node, valid: gs.Tensor | None
     ) -> None:
         (states, weight, *bias), (out,) = cut(graph, marker)
         shape = (*states.shape[:2], weight.shape[-1] - 1)
-        past, present = self._state(graph, names.past_conv(layer), states.dtype, shape)
+        past, present = self._state(graph, names.past_conv(layer), states, shape)
         given = bias[0] if bias else None
         mixed = causal_conv(graph, states, weight, given, past, valid, present)
         node(graph, "Identity", [mixed], [out])
 
-    def _recur(self, graph: gs.Graph, layer: int, marker: gs.Node, valid: gs.Tensor | None) -> None:
-        scale = marker.attrs["scale"]
-        (query, key, value, *gates), outputs = cut(graph, marker)
+    def _recur(
+        self,
+        graph: gs.Graph,
+        layer: int,
+        marker: gs.Node,
+        valid: gs.Tensor | None,
+        voters: "_Voters | None",
+    ) -> None:
+        given, (out,) = cut(graph, marker)
+        query, key, value, *gates = given
         batch, tokens, heads, width = value.shape
+        shape = (batch, heads, key.shape[-1], width)
+        past, present = self._state(graph, names.past_matrix(layer), value, shape)
+        recurrence = _Recurrence(graph, layer, marker.attrs["scale"])
         if valid is not None:
             real = _real(graph, tokens, valid)
             key, *gates = (_zero_unless(graph, real, one) for one in (key, *gates))
-        if len(gates) == 1:  # without beta
-            gates.append(gs.Variable.empty())
-        shape = (batch, heads, key.shape[-1], width)
-        past, present = self._state(graph, names.past_matrix(layer), np.float32, shape)
-        node(
-            graph,
-            LINEAR_ATTENTION,
-            [query, key, value, *gates, past],
-            [*outputs, present],
-            domain=CACHE_DOMAIN,
-            layer=layer,
-            scale=scale,
-        )
+        own = voters.own(out) if voters else out
+        recurrence.write([query, key, value, *gates], past, own, present)
+        if voters:
+            voters.write(recurrence, given, present, own, out)
 
     def _state(
-        self, graph: gs.Graph, name: str, dtype: Any, shape: tuple[int, ...]
+        self, graph: gs.Graph, name: str, like: gs.Tensor, shape: tuple[int, ...]
     ) -> tuple[gs.Variable, gs.Variable]:
-        """A state before and after the step."""
-        present = gs.Variable(names.present_of(name), dtype, shape)
+        """A state before and after the step, of the type of `like`."""
+        present = gs.Variable(names.present_of(name), like.dtype, shape)
         graph.outputs.append(present)
         if not self.begins:
-            graph.inputs.append(gs.Variable(name, dtype, shape))
+            graph.inputs.append(gs.Variable(name, like.dtype, shape))
             return graph.inputs[-1], present
-        zeros = gs.Variable(fresh(graph, "zeros"), dtype, shape)
-        zero = gs.Constant(fresh(graph, "zero"), np.zeros(1, dtype))
-        node(graph, "Expand", [zero, int64s(graph, *shape)], [zeros])
+        zeros = gs.Variable(fresh(graph, "zeros"), like.dtype, shape)
+        zero = gs.Constant(fresh(graph, "zero"), np.zeros(1, np.float32))  # NumPy has no bf16
+        expanded = node(graph, "Expand", [zero, int64s(graph, *shape)])
+        node(graph, "CastLike", [*expanded, like], [zeros])
         return zeros, present
+
+
+@dataclass(frozen=True)
+class _Recurrence:
+    """Appends a layer's recurrence: of all its tokens, or of those that vote."""
+
+    graph: gs.Graph
+    layer: int
+    scale: float
+
+    def write(
+        self, given: list[gs.Tensor], past: gs.Tensor, out: gs.Tensor, present: gs.Tensor
+    ) -> None:
+        """given: query, key, value, decay and what there is of beta."""
+        beta = [] if len(given) > 4 else [gs.Variable.empty()]
+        attributes = {"layer": self.layer, "scale": self.scale}
+        inputs, outputs = [*given, *beta, past], [out, present]
+        node(self.graph, LINEAR_ATTENTION, inputs, outputs, domain=CACHE_DOMAIN, **attributes)
+
+
+class _Voters:
+    """Tokens behind those that are taken: their outputs go on from the state that these leave.
+
+    A second recurrence of them alone begins with that state, and what it leaves is forgotten.
+    """
+
+    def __init__(self, graph: gs.Graph, valid: gs.Tensor, count: int) -> None:
+        self._graph, self._count = graph, count
+        tokens: int = graph_input(graph, names.INPUT_IDS).shape[1]
+        row = computed_range(graph, 0, tokens)
+        (behind,) = node(graph, "Add", [valid, computed_range(graph, 0, count)])
+        (self._rows,) = node(graph, "Min", [behind, int64s(graph, tokens - 1)])
+        (past_own,) = node(graph, "Sub", [row, valid])
+        (place,) = node(graph, "Add", [past_own, int64s(graph, tokens)])
+        (of_voters,) = node(graph, "Min", [place, int64s(graph, tokens + count - 1)])
+        (is_own,) = node(graph, "Less", [row, valid])
+        (self._source,) = node(graph, "Where", [is_own, row, of_voters])
+
+    def own(self, out: gs.Tensor) -> gs.Variable:
+        """For outputs of the tokens that are taken."""
+        return gs.Variable(fresh(self._graph, "taken"), out.dtype, out.shape)
+
+    def write(
+        self,
+        recurrence: _Recurrence,
+        given: list[gs.Tensor],
+        state: gs.Tensor,
+        own: gs.Tensor,
+        out: gs.Tensor,
+    ) -> None:
+        """Append the voters' outputs, and `out` of both. state: after the tokens that are taken."""
+        graph, (batch, _, *width) = self._graph, out.shape
+        voting = gs.Variable(fresh(graph, "voting"), out.dtype, (batch, self._count, *width))
+        after = gs.Variable(fresh(graph, "after_voters"), state.dtype, state.shape)
+        recurrence.write([self._voting(one) for one in given], state, voting, after)
+        both = node(graph, "Concat", [own, voting], axis=1)
+        node(graph, "Gather", [*both, self._source], [out], axis=1)
+
+    def _voting(self, states: gs.Tensor) -> gs.Variable:
+        """The voters' rows of states [B,C,...]."""
+        batch, _, *rest = states.shape
+        rows = gs.Variable(
+            fresh(self._graph, "of_voters"), states.dtype, (batch, self._count, *rest)
+        )
+        return node(self._graph, "Gather", [states, self._rows], [rows], axis=1)[0]
 
 
 def _real(graph: gs.Graph, tokens: int, valid: gs.Tensor) -> gs.Tensor:

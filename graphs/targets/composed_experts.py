@@ -7,20 +7,25 @@ The forms are in `graphs/functions/experts.py`.
 """
 
 from dataclasses import dataclass
-from math import prod
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from snapexport.graphs.functions.experts import experts
-from snapexport.graphs.markers import EXPERTS, TRACE_DOMAIN
+from snapexport.graphs.functions.experts import Experts, experts
+from snapexport.graphs.markers import BLOCK_EXPERTS, EXPERTS, TRACE_DOMAIN
 from snapexport.graphs.passes.base import call, cut
 
 _GATHERED_VALUES = 1 << 27
 """Weights that ExpertsGathered may copy: 256 MB in 16 bits."""
 _LARGEST_BLOCK = 128
-_WITHOUT_BIASES = 5
-"""Inputs of a marker of experts without biases (graphs/markers.py)."""
+_WEIGHTS = {
+    EXPERTS: ("gate_up", "down"),
+    BLOCK_EXPERTS: tuple(
+        stack + part for stack in ("gate_up", "down") for part in ("", "_scales", "_zeros")
+    ),
+}
+"""Inputs of a marker of experts (graphs/markers.py) between the routing and the biases."""
 _NO_LIMIT = 3.0e38
 
 
@@ -31,25 +36,47 @@ class ComposedExperts:
     every_block: bool = False
 
     def apply(self, graph: gs.Graph) -> None:
-        for marker in [n for n in graph.nodes if (n.domain, n.op) == (TRACE_DOMAIN, EXPERTS)]:
-            attributes = {name: marker.attrs[name] for name in ("alpha", "beta", "limit")}
-            attributes["limit"] = attributes["limit"] or _NO_LIMIT
-            inputs, outputs = cut(graph, marker)
-            (rows, k), (count, *_) = inputs[1].shape, inputs[3].shape
-            biased = len(inputs) > _WITHOUT_BIASES
-            if rows * k <= count and _is_small(rows * k, inputs[3:5]):
-                call(graph, experts("ExpertsGathered", biased), inputs, outputs, **attributes)
-                continue
-            block = block_rows(rows, k, count)
-            attributes |= {"block": [block], "blocks": [most_blocks(rows, k, count, block)]}
-            name = "ExpertsInEveryBlock" if self.every_block else "ExpertsInBlocks"
-            call(graph, experts(name, biased), inputs, outputs, **attributes)
+        for marker in [n for n in graph.nodes if n.domain == TRACE_DOMAIN and n.op in _WEIGHTS]:
+            self._replace(graph, marker)
+
+    def _replace(self, graph: gs.Graph, marker: gs.Node) -> None:
+        of, attributes = _formula(marker), _attributes(marker)
+        values = _values(marker)
+        inputs, outputs = cut(graph, marker)
+        inputs = [one for one in inputs if not one.is_empty()]
+        (rows, k), (count, *_) = inputs[1].shape, inputs[3].shape
+        if rows * k <= count and rows * k * values <= _GATHERED_VALUES:
+            call(graph, experts("ExpertsGathered", of), inputs, outputs, **attributes)
+            return
+        block = block_rows(rows, k, count)
+        attributes |= {"block": [block], "blocks": [most_blocks(rows, k, count, block)]}
+        name = "ExpertsInEveryBlock" if self.every_block else "ExpertsInBlocks"
+        call(graph, experts(name, of), inputs, outputs, **attributes)
 
 
-def _is_small(choices: int, weights: list[gs.Tensor]) -> bool:
-    """Whether the choices' weights may be copied at once."""
-    one_expert = sum(prod(tensor.shape[1:]) for tensor in weights)
-    return bool(choices * one_expert <= _GATHERED_VALUES)
+def _formula(marker: gs.Node) -> Experts:
+    weights = _WEIGHTS[marker.op]
+    stored = zip(weights, marker.inputs[3:], strict=False)
+    parts = tuple(name for name, one in stored if not one.is_empty())
+    return Experts(
+        biased=len(marker.inputs) > 3 + len(weights),
+        activation=marker.attrs["activation"],
+        gated=bool(marker.attrs["gated"]),
+        integers=parts if marker.op == BLOCK_EXPERTS else (),
+    )
+
+
+def _attributes(marker: gs.Node) -> dict[str, Any]:
+    """Those of the function."""
+    rest = {name: one for name, one in marker.attrs.items() if name not in ("activation", "gated")}
+    return rest | {"limit": rest["limit"] or _NO_LIMIT}
+
+
+def _values(marker: gs.Node) -> int:
+    """Weights of one expert: of two matrices, and a gate as large as the first."""
+    states, wide = marker.inputs[0], marker.inputs[3]
+    rows = wide.shape[1] * (1.5 if marker.attrs["gated"] else 2)
+    return int(rows * states.shape[1])
 
 
 def block_rows(rows: int, k: int, experts: int) -> int:

@@ -6,7 +6,8 @@ other experts, give back the weights up to their sum, by which the result is mul
 routing is right.
 
 Its kernel for a CPU has no bfloat16, and takes float16 scores, whose logarithms are coarse: other
-types than float32 get `ComposedExperts`. QMoE, for integers, takes the weights themselves.
+types than float32 get `ComposedExperts`, as do experts without a gate or with another function than
+SiLU's. QMoE, for integers, takes the weights themselves.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from snapexport.graphs.markers import BLOCK_EXPERTS, EXPERTS, TRACE_DOMAIN
+from snapexport.graphs.markers import BLOCK_EXPERTS, EXPERTS, SWISH, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node
 from snapexport.graphs.targets.group_query_attention import MICROSOFT
 
@@ -34,10 +35,16 @@ class MoE:
 
     def apply(self, graph: gs.Graph) -> None:
         for marker in [n for n in graph.nodes if n.domain == TRACE_DOMAIN]:
+            if marker.op not in (EXPERTS, BLOCK_EXPERTS) or not _is_swiglu(marker):
+                continue
             if marker.op == BLOCK_EXPERTS:
                 _quantized(graph, marker)
-            elif marker.op == EXPERTS and marker.inputs[0].dtype == np.float32:
+            elif marker.inputs[0].dtype == np.float32:
                 _whole(graph, marker)
+
+
+def _is_swiglu(marker: gs.Node) -> bool:
+    return bool(marker.attrs["gated"] and marker.attrs["activation"] == SWISH)
 
 
 def _whole(graph: gs.Graph, marker: gs.Node) -> None:

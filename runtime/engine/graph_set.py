@@ -22,7 +22,8 @@ class GraphSet:
     names: those that are loaded. prefill: of them, by the positions of each one's cache, ascending;
     none where all prompts go block by block. decode: by the batch slots that each runs, ascending,
     loaded or not. verify: the same for several tokens of each; none without --tokens-per-step, and
-    none of a baseline. form: how prompts are taken.
+    none of a baseline. short_chunks: tokens of those that prefill and extend have beside the whole
+    chunk; none of a baseline. form: how prompts are taken.
     """
 
     names: tuple[GraphName, ...]
@@ -30,6 +31,7 @@ class GraphSet:
     decode: dict[int, GraphName]
     full_cache: bool
     verify: dict[int, GraphName] = field(default_factory=dict)
+    short_chunks: tuple[int, ...] = ()
     role: Role = "both"
     form: PrefillForm = "chunks"
 
@@ -73,6 +75,7 @@ class GraphSet:
             decode=manifest.decode_graphs(prefix),
             full_cache=run.full_cache,
             verify=verify,
+            short_chunks=() if prefix else tuple(manifest.short_chunks),
             role=role,
             form=form,
         )

@@ -45,6 +45,7 @@ class Limits:
         full_cache: bool,
         verifies: bool = False,
         form: PrefillForm = "chunks",
+        short_chunks: tuple[int, ...] = (),
         further: Sequence[FurtherWork] = (),
     ) -> "Limits":
         """A full cache ends at L_max; a compressed one goes on to the model's own limit.
@@ -66,6 +67,7 @@ class Limits:
             eos_token_id=frozenset(model.eos_token_id),
             prefill=Prefill(
                 chunk=manifest.prefill_chunk,
+                short=short_chunks,
                 longest=0 if form == "blocks" else longest,
                 voters=geometry.block_voters(manifest.prefill_chunk),
                 rewinds=not model.stateful,

@@ -73,7 +73,7 @@ class Loop:
         prompt, prefill = live.prompt_token_ids, self._limits.prefill
         too_long = prefill.is_too_long(len(prompt))
         # A row that saves no chunk is worse than prefill, which sees all of the prompt.
-        least = 1 if too_long else (len(prompt) - 1) % prefill.chunk + 1
+        least = 1 if too_long else prefill.least_row(len(prompt))
         if self._parked and (found := self._parked.find(prompt, least, live.session)):
             live.begins_with, live.prefilled = found.row, len(found.token_ids)
         live.cached_tokens = live.prefilled

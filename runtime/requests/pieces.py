@@ -87,7 +87,7 @@ class PseudoTokens:
 class Prefill:
     """How the prompts of a build are taken.
 
-    chunk: tokens of a chunk or a block.
+    chunk: tokens of a chunk or a block. short: tokens of the graphs for shorter ones, ascending.
     longest: tokens of the longest prompt that is taken in chunks; 0: all go in blocks.
     voters: tokens of a prompt's end that each block but the last has room for, and that vote on it.
     further: what follows the chunks of a prompt.
@@ -100,6 +100,19 @@ class Prefill:
     voters: int = 0
     further: tuple[FurtherWork, ...] = ()
     rewinds: bool = True
+    short: tuple[int, ...] = ()
+
+    def size(self, count: int) -> int:
+        """Tokens of the shortest graph that takes `count` of them."""
+        return next((tokens for tokens in self.short if count <= tokens), self.chunk)
+
+    def least_row(self, prompt_length: int) -> int:
+        """Tokens of the shortest row that saves work of a prompt that begins with it."""
+        whole, left = divmod(prompt_length - 1, self.chunk)
+        if whole:
+            return left + 1
+        cheaper = [tokens for tokens in self.short if tokens < self.size(prompt_length)]
+        return prompt_length - max(cheaper, default=0)
 
     def is_too_long(self, prompt_length: int) -> bool:
         """Whether a prompt goes in blocks, even if no row begins it."""
@@ -115,10 +128,7 @@ def pieces(prompt_length: int, done: int, prefill: Prefill, *, onto_row: bool) -
         found = _blocks(done, prompt_length, prefill)
     else:
         assert not done
-        found = [
-            Piece(CHUNK, start, end, prefill.chunk)
-            for start, end in chunks(prompt_length, prefill.chunk, rewinds=prefill.rewinds)
-        ]
+        found = _chunks(prompt_length, prefill)
         for work in prefill.further:
             found += work.pieces(prompt_length, prefill.chunk)
     return (*found[:-1], replace(found[-1], is_last=True))
@@ -142,20 +152,33 @@ def chunks(length: int, chunk: int, *, rewinds: bool) -> list[tuple[int, int]]:
     return [(max(0, end - chunk), end) for end in ends]
 
 
+def _chunks(length: int, prefill: Prefill) -> list[Piece]:
+    """What is left besides whole chunks goes into the shortest graph that holds it."""
+    found: list[Piece] = []
+    done = 0
+    for start, end in chunks(length, prefill.chunk, rewinds=prefill.rewinds):
+        size = prefill.size(end - done)
+        found.append(Piece(CHUNK, max(start, end - size), end, size))
+        done = end
+    return found
+
+
 def _blocks(start: int, end: int, prefill: Prefill) -> list[Piece]:
     """As few as possible.
 
     The prompt's last tokens follow each block but the last, which has them. With these all are
-    equally long, up to one token: a short block would leave the vote to few.
+    equally long, up to one token: a short block would leave the vote to few. Where a block ends
+    does not depend on the graphs that there are.
     """
     found: list[Piece] = []
     while start < end:
-        stop = end
+        stop, voters = end, 0
         if end - start > prefill.chunk:
             left, most = end - prefill.voters - start, prefill.chunk - prefill.voters
             count = -(-left // most)
-            stop = start + -(-left // count)
-        found.append(Piece(BLOCK, start, stop, prefill.chunk, keeps_row=True))
+            stop, voters = start + -(-left // count), prefill.voters
+        size = prefill.size(stop - start + voters)
+        found.append(Piece(BLOCK, start, stop, size, keeps_row=True))
         start = stop
     return found
 

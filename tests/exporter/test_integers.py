@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,6 +29,7 @@ from snapexport.exporter.link import Traced
 from snapexport.exporter.probe import look
 from snapexport.exporter.trace import trace_decode
 from snapexport.files.safetensors import TensorSpan
+from snapexport.graphs.targets.composed_experts import ComposedExperts
 from snapexport.graphs.targets.moe import MoE
 from snapexport.runtime.requests.llm import LLM
 from tests.exporter.test_weights import weights_of
@@ -196,33 +199,67 @@ def test_diff_of_an_int4_build_reads_its_own_weights(
     assert (errors() < 0.25 * errors("--model", str(checkpoint))).all()
 
 
-@pytest.mark.parametrize("biased", [False, True])
-def test_int4_experts_are_read_by_onnxruntime_as_defined(biased: bool) -> None:
-    """QMoE, with routing weights that don't add up to 1; and gpt-oss's activation and biases."""
+OF_INT4: dict[str, Any] = {"block_size": 32, "gate_up_bits": 4, "down_bits": 4}
+Arrays = dict[str, NDArray[Any]]
+
+
+def int4_experts(with_zeros: bool = True) -> tuple[Arrays, Arrays, Arrays]:
+    """A routing, the parts of eight experts, and the weights that they stand for."""
     rng = np.random.default_rng(0)
     choices = {
         "hidden_states": rng.standard_normal((6, 64), np.float32),
         "index": np.stack([rng.permutation(8)[:3] for _ in range(6)]),
         "weights": rng.random((6, 3), np.float32),
     }
-    rounded, stacks = {}, {}
+    rounded: Arrays = {}
+    stacks: Arrays = {}
     for name, shape in {"gate_up": (8, 64, 64), "down": (8, 64, 32)}.items():
         packed, scales = quantize(rng.standard_normal(shape, np.float32).reshape(-1, shape[-1]))
-        zeros = rng.integers(5, 11, scales.shape).astype(np.uint8)
+        drawn = rng.integers(5, 11, scales.shape)
+        zeros = (drawn if with_zeros else np.full_like(drawn, 8)).astype(np.uint8)
         rounded[name] = dequantized(packed, scales, shape[-1], zeros.astype(np.float32))
         rounded[name] = rounded[name].reshape(shape)
         stacks[f"{name}.int4"] = packed.reshape(*shape[:-1], -1)
         stacks[f"{name}.scales"] = scales.reshape(*shape[:-1], -1)
+        if not with_zeros:
+            continue
         both = np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2)))
         stacks[f"{name}.zeros"] = (both[:, 0::2] | both[:, 1::2] << 4).reshape(*shape[:-1], -1)
+    return choices, stacks, rounded
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_int4_experts_of_other_functions_are_read_by_onnxruntime_as_defined(
+    gated: bool, zeros: bool
+) -> None:
+    choices, stacks, rounded = int4_experts(zeros)
+    if not gated:
+        rounded["gate_up"] = rounded["gate_up"][:, :32]
+        stacks |= {name: one[:, :32] for name, one in stacks.items() if "gate_up" in name}
+    activation = {"activation": "gelu" if gated else "relu2", "gated": int(gated)}
+    graph = experts.marked(choices | stacks, "BlockExperts", **activation, **OF_INT4)
+    if not zeros:
+        marker = graph.nodes[0]
+        marker.inputs = [*marker.inputs[:5], gs.Variable.empty(), *marker.inputs[5:]]
+    ComposedExperts().apply(graph)
+    got = experts.run_graph(graph, choices | stacks)
+    expected = experts.shaped(choices | rounded, **activation)
+    np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_int4_experts_are_read_by_onnxruntime_as_defined(biased: bool) -> None:
+    """QMoE, with routing weights that don't add up to 1; and gpt-oss's activation and biases."""
+    choices, stacks, rounded = int4_experts()
+    rng = np.random.default_rng(1)
     activation = {"alpha": 1.0, "beta": 0.0, "limit": 0.0}
     if biased:
         shapes = {"gate_up_bias": (8, 64), "down_bias": (8, 64)}
         biases = {name: rng.standard_normal(one, np.float32) for name, one in shapes.items()}
         stacks, rounded = stacks | biases, rounded | biases
         activation = {"alpha": 1.7, "beta": 1.0, "limit": 4.0}
-    sizes = {"block_size": 32, "gate_up_bits": 4, "down_bits": 4}
-    graph = experts.marked(choices | stacks, "BlockExperts", **activation, **sizes)
+    graph = experts.marked(choices | stacks, "BlockExperts", **activation, **OF_INT4)
     MoE().apply(graph)
     got = experts.run_graph(graph, choices | stacks)
     expected = experts.defined(

@@ -13,7 +13,7 @@ from onnx.helper import make_opsetid
 from snapexport.contract.vote import DEFAULT_POOL_KERNEL
 from snapexport.graphs.functions import EXPERTS
 from snapexport.graphs.functions.block_select import BLOCK_SELECT
-from snapexport.graphs.functions.experts import experts
+from snapexport.graphs.functions.experts import Experts, experts
 from snapexport.graphs.functions.extend_gather import extend_gather
 from snapexport.graphs.functions.int8_cache import INT8_ROWS, INT8_SCALE
 from snapexport.graphs.functions.query_window import QUERY_WINDOW
@@ -23,9 +23,11 @@ from snapexport.graphs.functions.ring_slot import RING_SLOT
 from snapexport.graphs.functions.snapkv_select import snapkv_select
 from snapexport.graphs.functions.snapstream_gather import SNAPSTREAM_GATHER
 from snapexport.graphs.functions.vote import DEFAULTS
+from snapexport.graphs.passes.base import called_functions
 from snapexport.graphs.surgery import IR_VERSION
 
 Arrays = dict[str, NDArray[Any]]
+PLAIN = Experts()
 
 
 def function(
@@ -34,7 +36,7 @@ def function(
     pool_kernel: int = DEFAULT_POOL_KERNEL,
     *,
     softcapped: bool = False,
-    biased: bool = False,
+    of: Experts = PLAIN,
 ) -> onnx.FunctionProto:
     """The function `name`. vote: an option of each stage."""
     found = [
@@ -44,7 +46,7 @@ def function(
         select_voted(vote, pool_kernel),
         repetition_votes(softcapped),
         extend_gather(spare=False),
-        *(experts(form, biased) for form in EXPERTS),
+        *(experts(form, of) for form in EXPERTS),
     ]
     return {one.name: one for one in found}[name].proto()
 
@@ -66,10 +68,12 @@ def calling(proto: onnx.FunctionProto, feeds: Arrays, **attributes: Any) -> onnx
 
 
 def exported(graph: gs.Graph) -> onnx.ModelProto:
-    """The graph in order, with the operators of ONNX and of ONNX Runtime."""
+    """The graph in order, with the operators of ONNX and of ONNX Runtime, and our functions."""
+    functions = called_functions(graph)
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
-    opsets = [make_opsetid("", 24), make_opsetid("com.microsoft", 1)]
+    opsets = [make_opsetid(*one) for one in (("", 24), ("com.microsoft", 1), ("snapexport", 1))]
     model: onnx.ModelProto = gs.export_onnx(graph, opset_imports=opsets)
+    model.functions.extend(function.proto() for function in functions)
     model.ir_version = IR_VERSION
     return model
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.graphs.functions import NAMES
+from snapexport.graphs.functions.experts import Experts
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
 from tests.graphs import bodies
 from tests.graphs.bodies import calling, function
@@ -25,9 +26,9 @@ def run(
     vote: dict[str, str] = DEFAULTS,
 ) -> list[Array]:
     """Call the function on the feeds, in their order. vote: the options of SnapKVSelect."""
-    biased = "down_bias" in feeds
+    of = Experts(biased="down_bias" in feeds)
     pool_kernel = attributes.get("pool_kernel", [1, 1])[1]
-    proto = function(name, vote, pool_kernel=pool_kernel, biased=biased)
+    proto = function(name, vote, pool_kernel=pool_kernel, of=of)
     return [*bodies.run(calling(proto, feeds, **attributes), feeds).values()]
 
 

@@ -46,7 +46,7 @@ def nats(value: float) -> str:
 def equal_memory() -> Iterator[str]:
     measured = report("speed", "equal_memory")
     for row in measured["sections"]["decode"]:
-        if row["cache"] != "1/1":
+        if row["cache"] not in ("1/1", "1/4, int8"):
             at = {"context": row["context"], "cache": row["cache"]}
             ratio, rate = found(measured["summary"], **at)["times_full"], row["tokens_per_second"]
             cells = f"{row['context']:,}", row["cache"], row["batch"], ms(row)
@@ -63,20 +63,39 @@ def context() -> Iterator[str]:
 
 def overhead() -> Iterator[str]:
     for row in report("speed", "overhead")["summary"]:
+        if row["L_max"] != row["prompt"] not in (1024, 16384):
+            continue
         sizes = (f"{row[name]:,}" for name in ("prompt", "L_max", "slots"))
         times = f"{row['prefill_seconds']:.2f}", f"{1e3 * row['compress_seconds']:.1f}"
         yield line(*sizes, *times, f"{row['share']:.2%}")
 
 
-def peers(name: str, prompt: int, contexts: tuple[int, int]) -> Iterator[str]:
-    """Systems but our caches in fp16 and int8: seconds to the first token, then the steps."""
-    sections = report("speed", name)["sections"]
-    for system in dict.fromkeys(row["system"] for row in sections["decode"]):
-        if not system.startswith("snapexport") or not system.endswith((" in fp16", " in int8")):
+PEERS = (
+    *("snapexport fp32, SnapStream", "snapexport fp32, full", "onnxruntime-genai fp32"),
+    *("transformers, static", "kvpress SnapKVPress", "llama.cpp F32"),
+    *("snapexport fp16, SnapStream", "transformers in bf16, static", "llama.cpp F16"),
+    *("snapexport int4, SnapStream", "snapexport int4, full", "onnxruntime-genai int4"),
+    "llama.cpp Q4_0",
+)
+
+
+def peers() -> Iterator[str]:
+    """Of both models, seconds to the first token of a long prompt, then steps.
+
+    onnxruntime-genai's steps after long contexts are those of its graph.
+    """
+    files = {"peers": (4096, 1024, 32768), "peers_smollm2": (7900, 1024, 7900)}
+    for system in PEERS:
+        cells = []
+        for name, (prompt, *contexts) in files.items():
+            sections = report("speed", name)["sections"]
             first = found(sections["ttft"], system=system, prompt=prompt)
-            ttft = f"{first['seconds']['median']:.2f}" if first else ""
-            steps = (ms(found(sections["decode"], system=system, context=c)) for c in contexts)
-            yield line(system, ttft, *steps)
+            cells.append(f"{first['seconds']['median']:.2f}" if first else "")
+            for at in contexts:
+                row = found(sections["decode"], system=system, context=at)
+                graph = found(sections["decode"], system=f"{system}, its graph", context=at)
+                cells.append(ms(row or graph))
+        yield line(system, *cells)
 
 
 def mean(values: Sequence[float]) -> str:
@@ -275,8 +294,7 @@ TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "equal memory": ("speed.md", equal_memory),
     "context": ("speed.md", context),
     "overhead": ("speed.md", overhead),
-    "peers": ("speed.md", lambda: peers("peers", 4096, (1024, 32768))),
-    "a real model": ("speed.md", lambda: peers("peers_smollm2", 7900, (1024, 7900))),
+    "peers": ("speed.md", peers),
     "text": (DETAILS, text),
     "needles": (DETAILS, lambda: answered(NEEDLES, {})),
     "question after compression": (DETAILS, lambda: answered(AFTER, PSEUDO)),

@@ -1,18 +1,20 @@
 """diff: equal where nothing was dropped, measured where something was, and broken graphs found."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from snapexport.build import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.measure.accuracy.difference import Distance, tolerance
-from tests.oracle import checkpoints
+from tests.oracle import checkpoints, wholes
 
 
 def diff(capsys: pytest.CaptureFixture[str], build: Build, *flags: str) -> Any:
@@ -42,6 +44,29 @@ def test_diff_finds_a_difference_only_where_positions_were_dropped(
             assert row["distance"]["max_abs_error"] < 1e-3
             assert row["distance"]["top1_agreement"] == 1
             assert row["distance"]["kl_divergence"] < 1e-6
+
+
+@pytest.mark.parametrize("kind", wholes.few_by_default())
+def test_diff_compares_the_text_of_a_vision_language_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str
+) -> None:
+    source = tmp_path / kind
+    wholes.make(kind, source)
+    built = build(source, tmp_path / "b", L_max=64, L_recent=24, K=16, L_obs=4, prefill_chunk=16)
+    for flags in ([], ["--model", str(source)]):
+        rows = diff(capsys, built, "--steps", "3", "--lengths", "30", *flags)["differences"]
+        assert rows and all(row["passed"] for row in rows)
+
+
+def test_diff_refuses_files_that_transformers_would_fill_with_random_weights(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tiny_build: Build, tmp_path: Path
+) -> None:
+    cut = shutil.copytree(checkpoint, tmp_path / "cut")
+    tensors = load_file(cut / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("down_proj.weight"))
+    save_file({n: one for n, one in tensors.items() if n != name}, cut / "model.safetensors")
+    assert main(["diff", str(tiny_build.directory), "--model", str(cut), "--steps", "2"]) == 2
+    assert name in capsys.readouterr().err
 
 
 def test_diff_exits_with_1_for_weights_of_another_model(

@@ -40,7 +40,7 @@ def test_a_layer_of_the_reference_has_its_weights_while_it_runs(
     expected = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float16)
     expected.save_pretrained(source)
     built = build(source, tmp_path / "b", dtype="fp16", **SMALL)
-    model = reference_model(built, None if own else str(source))
+    model, _ = reference_model(built, None if own else str(source))
     assert layers_with_weights(model) == []
     with torch.no_grad():
         assert torch.equal(model(TOKENS).logits, expected.float()(TOKENS).logits)
@@ -49,7 +49,7 @@ def test_a_layer_of_the_reference_has_its_weights_while_it_runs(
 
 
 def test_a_weight_that_is_not_there_is_an_error_and_not_a_random_number(tiny_build: Build) -> None:
-    model = reference_model(tiny_build, None)
+    model, _ = reference_model(tiny_build, None)
     read_by_layer(model, "model.layers", lambda chosen: {})
     with pytest.raises(UserError, match=r"does not hold model\.layers\.0\..* as the model has it"):
         model(TOKENS)

@@ -78,6 +78,7 @@ class Case:
     head_groups: int | None = None
     vote_queries: str = "prompt"
     prefill_chunk: int = 32
+    short_chunks: tuple[int, ...] = ()
     batch: int = 3
     decode_batches: tuple[int, ...] = ()
     baseline: bool = False

@@ -80,6 +80,7 @@ _GEMMA: dict[str, Any] = {
 
 _GEMMA4: dict[str, Any] = {
     "head_dim": 16,
+    "global_head_dim": 32,
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "sliding_attention", *2 * ["full_attention"]],
     "sliding_window": WINDOW,
@@ -186,15 +187,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": 257,
     },
     "gemma4_text.heads": {
-        "global_head_dim": 32,
         "num_global_key_value_heads": 1,
         "attention_k_eq_v": True,
         **_GEMMA4,
     },
-    "gemma4_unified_text": {"global_head_dim": 32, **_GEMMA4},
+    "gemma4_text.experts": {**_GEMMA4, **_EXPERTS, "enable_moe_block": True, "top_k_experts": 2},
+    "gemma4_unified_text": _GEMMA4,
     "gemma4_text.shared": {
         **_GEMMA4,
-        "global_head_dim": 32,
         "num_hidden_layers": 6,
         "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 3,

@@ -7,20 +7,26 @@ see what the compressed cache holds then. Knows no graph.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.runtime.engine.open_executor import open_executor
+from snapexport.runtime.requests.pieces import BLOCK, Piece, pieces_of
 
 from . import cases, masked
 from .cases import LOGITS, Case
-from .masked import MASKED, Memory, Scoring, causal
+from .masked import CLEAR_TOKEN, CLEAR_VOTE, MASKED, Memory, Scoring, causal, greedy_gap
+from .turns import TurnMemory
 
 STEPS = 12
+"""Decode steps, unless a test says otherwise."""
 
 
 @dataclass
@@ -50,27 +56,141 @@ class Answer:
     kept: Sequence[NDArray[np.int64]] = ()
 
 
-@torch.no_grad()
 def answer(
     name: str, prompt: Sequence[int], more: Sequence[int], geometry: CacheGeometry
 ) -> Answer:
     """The answer of a named checkpoint to a prompt that tokens follow."""
-    memory, model = Memory(geometry, len(prompt)), masked.load(cases.checkpoint(name), MASKED)
-    token = masked._memory.set(Rows(memory))
-    try:
-        out = model(torch.tensor([[*prompt, *more]]), use_cache=False)
-    finally:
-        masked._memory.reset(token)
-    logits = out.logits[0, len(prompt) - 1 :].numpy()
+    memory = Memory(geometry, len(prompt))
+    logits = _logits(name, [*prompt, *more], Rows(memory))[len(prompt) - 1 :]
     return Answer(logits, memory.votes()[0] if geometry.compresses else ())
 
 
-def require_agreement(case: Case, lengths: Sequence[int]) -> float:
+@torch.no_grad()
+def _logits(name: str, ids: Sequence[int], memory: masked.Sees) -> NDArray[np.float32]:
+    """[N, V], after each token of one forward without a cache."""
+    token = masked._memory.set(memory)
+    try:
+        out = masked.load(cases.checkpoint(name), MASKED)(torch.tensor([[*ids]]), use_cache=False)
+    finally:
+        masked._memory.reset(token)
+    logits: NDArray[np.float32] = out.logits[0].numpy()
+    return logits
+
+
+@dataclass
+class Again(TurnMemory):
+    """A turn's forward takes all tokens anew: those of earlier turns see what they saw then."""
+
+    seen: dict[int, Tensor] = field(default_factory=dict)
+
+    def visible(self, layer: int, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
+        heads, total = key.shape[:2]
+        before = self.seen.get(layer, torch.zeros((heads, 0, 0), dtype=torch.bool))
+        done = before.shape[1]
+        new = super().visible(layer, query[:, done:], key, scoring).expand(heads, -1, -1)
+        whole = torch.cat([functional.pad(before, (0, total - done)), new], 1)
+        stay = total - self.voters
+        self.seen[layer] = whole[:, :stay, :stay]
+        return whole
+
+
+@dataclass(frozen=True)
+class TurnsAnswer:
+    """logits: after each turn, with its voters, and each greedy token. tokens: these."""
+
+    turns: Sequence[Sequence[int]]
+    logits: Sequence[NDArray[np.float32]]
+    tokens: Sequence[int]
+    gap: float
+
+    @property
+    def is_clear(self) -> bool:
+        return greedy_gap(np.stack(self.logits)) > CLEAR_TOKEN and self.gap > CLEAR_VOTE
+
+
+def _in_turns(
+    name: str,
+    turns: Sequence[Sequence[int]],
+    voters: Sequence[int],
+    geometry: CacheGeometry,
+    steps: int,
+) -> TurnsAnswer:
+    memory, ids, logits = Again(geometry, turns), list[int](), []
+    for turn, count in zip(turns, voters, strict=True):
+        memory.voters, ids = count, [*ids, *turn]
+        logits.append(_logits(name, [*ids, *ids_of_voters(turns, count)], memory)[-1])
+    memory.voters, tokens = 0, []
+    for _ in range(steps):
+        tokens.append(int(logits[-1].argmax()))
+        logits.append(_logits(name, [*ids, *tokens], memory)[-1])
+    return TurnsAnswer(turns, logits, tokens, min(memory.gaps, default=1.0))
+
+
+def ids_of_voters(turns: Sequence[Sequence[int]], count: int) -> Sequence[int]:
+    """The last tokens of the last turn."""
+    return turns[-1][len(turns[-1]) - count :]
+
+
+@cache
+def in_turns(
+    name: str,
+    lengths: tuple[int, ...],
+    geometry: CacheGeometry,
+    voters: tuple[int, ...] = (),
+    steps: int = STEPS // 2,
+) -> TurnsAnswer:
+    """Random turns of these lengths whose answer is clear. voters: as in `turns.run`.
+
+    A build has one number of them, or none after a turn that is a prompt's end.
+    """
+    for seed in range(50):
+        turns = [cases.prompt(n, 100 * seed + at) for at, n in enumerate(lengths)]
+        found = _in_turns(name, turns, voters or (0,) * len(turns), geometry, steps)
+        if found.is_clear:
+            return found
+    raise AssertionError(f"no clear turns of {lengths}")
+
+
+def require_turns_agree(
+    case: Case, lengths: tuple[int, ...], voters: tuple[int, ...] = (), **options: Any
+) -> float:
+    """A prompt in turns, of which each goes on from a copy of the last one's row elsewhere."""
+    build = cases.build_of(case)
+    want = in_turns(case.checkpoint, lengths, build.manifest.geometry, voters)
+    executor = open_executor(build, prefill="both", threads=1, **options)
+    prompt = [token for turn in want.turns for token in turn]
+    chunk, end, slot, errors = executor.limits.prefill_chunk, 0, 0, []
+    for turn, count in zip(lengths, voters or (0,) * len(lengths), strict=True):
+        begin, end = end, end + turn
+        if turn > chunk or (end == turn and build.manifest.single_shot):
+            work = pieces_of(turn, executor.limits.prefill)
+        else:
+            work = (Piece(BLOCK, begin, end, chunk, is_last=not count),)
+        for piece in work:
+            got = executor.take(slot, prompt if count else prompt[:end], piece).logits.copy()
+        errors.append(np.abs(got - want.logits[len(errors)]).max())
+        if not count and end < len(prompt):
+            assert executor.parking
+            row = executor.parking.park(slot, work[-1])
+            slot = (slot + 1) % case.batch
+            executor.parking.resume(slot, row)
+    for step, token in enumerate(want.tokens):
+        assert got.argmax() == token
+        given = np.zeros((3, slot + 1), np.int64)
+        given[:, slot] = token, end + step, end
+        got = executor.decode(*given)[slot].logits.copy()
+        errors.append(np.abs(got - want.logits[len(lengths) + step]).max())
+    executor.close()
+    assert max(errors) <= LOGITS, (case, errors)
+    return float(max(errors))
+
+
+def require_agreement(case: Case, lengths: Sequence[int], steps: int = STEPS) -> float:
     """Prompts in all batch slots, then tokens of all at once. Returns the largest difference."""
     build, errors = cases.build_of(case), []
     executor = open_executor(build, threads=1)
     prompts = [cases.prompt(length, 7) for length in lengths]
-    more = [cases.prompt(STEPS, 1000 + slot) for slot in range(len(lengths))]
+    more = [cases.prompt(steps, 1000 + slot) for slot in range(len(lengths))]
     wants = []
     for slot, (prompt, following) in enumerate(zip(prompts, more, strict=True)):
         want = answer(case.checkpoint, prompt, following, build.manifest.geometry)
@@ -79,7 +199,7 @@ def require_agreement(case: Case, lengths: Sequence[int]) -> float:
             assert np.array_equal(kept, expected), f"{case} L={len(prompt)}"
         wants.append(want)
     length = np.array(lengths)
-    for step in range(STEPS):
+    for step in range(steps):
         ids = np.array([following[step] for following in more])
         predictions = executor.decode(ids, length + step, length)
         for slot, want in enumerate(wants):

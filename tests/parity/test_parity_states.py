@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from snapexport.contract.manifest import Manifest
 from tests.oracle.cases import Case, build_of
 from tests.oracle.hybrids import HYBRIDS
-from tests.oracle.recurrent import require_agreement
+from tests.oracle.recurrent import require_agreement, require_turns_agree
 
 FEW = ("falcon_h1", "lfm2.states", "qwen3_5_text")
 """Both in one layer, convolutions alone, and the gated delta rule."""
@@ -25,9 +25,9 @@ def few(names: Sequence[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", few([*HYBRIDS]))
-def test_compressed_and_full_caches_agree_with_transformers(name: str) -> None:
-    require_agreement(Case(name), (70, 5, 33))
-    require_agreement(Case(name, policy="full"), (80, 32, 1))
+def test_64_steps_of_compressed_and_full_caches_agree_with_transformers(name: str) -> None:
+    require_agreement(Case(name, extend=True), (70, 5, 33), steps=64)
+    require_agreement(Case(name, policy="full", L_max=160), (80, 32, 1), steps=64)
 
 
 @pytest.mark.parametrize("chunk", [slow(8), 25, slow(64), pytest.param(96, id="single shot")])
@@ -49,8 +49,24 @@ def test_chunks_of_one_token_agree_with_transformers(name: str) -> None:
     require_agreement(Case(name, policy="full", prefill_chunk=1), (1, 9, 40))
 
 
+@pytest.mark.parametrize("name", few([*HYBRIDS]))
+def test_turns_agree_with_transformers(name: str) -> None:
+    case = Case(name, extend=True)
+    require_turns_agree(case, (70, 9, 32, 1))  # a prompt in chunks, and a block of a whole chunk
+    require_turns_agree(case, (24, 24, 3, 31, 30), (8, 8, 8, 0, 0))
+
+
 def test_portable_target_agrees_with_transformers() -> None:
-    require_agreement(Case("qwen3_5_text", target="portable"), (70, 5, 33))
+    case = Case("qwen3_5_text", target="portable", extend=True)
+    require_agreement(case, (70, 5, 33))
+    require_turns_agree(case, (24, 24, 3, 31, 30), (8, 8, 8, 0, 0))
+
+
+@pytest.mark.parametrize("chunk", [16, slow(64), pytest.param(96, id="single shot")])
+@pytest.mark.parametrize("name", [slow("falcon_h1"), "lfm2.states", slow("qwen3_5_text")])
+def test_turns_of_every_chunk_agree_with_transformers(name: str, chunk: int) -> None:
+    case = Case(name, extend=True, prefill_chunk=chunk)
+    require_turns_agree(case, (40, 8, 8, 1, 9), (0, 8, 0, 0, 0))
 
 
 def test_states_are_in_the_manifest_and_do_not_grow() -> None:

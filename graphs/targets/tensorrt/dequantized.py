@@ -80,7 +80,8 @@ def _lookup(graph: gs.Graph, marker: gs.Node) -> None:
 
 
 def _experts(graph: gs.Graph, marker: gs.Node) -> None:
-    attributes = {name: marker.attrs[name] for name in ("alpha", "beta", "limit")}
+    of_integers = ("gate_up_bits", "down_bits", "block_size")
+    attributes = {name: one for name, one in marker.attrs.items() if name not in of_integers}
     inputs, outputs = cut(graph, marker)
     states, index, weights, *stored = inputs
     gate_up, of_gate_up, _, down, of_down, _, *biases = _padded(stored, 6)

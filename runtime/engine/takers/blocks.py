@@ -25,7 +25,7 @@ from snapexport.runtime.requests.pieces import Piece
 
 
 class Blocks:
-    """One row, and the graph that extends it."""
+    """One row, and the graphs that extend it: a block runs in the shortest that holds it."""
 
     def __init__(self, loaded: Loaded) -> None:
         entry, backend = loaded.manifest.graphs["extend"], loaded.backend
@@ -37,11 +37,18 @@ class Blocks:
             outputs = {spec.name: spec for spec in entry.outputs}
             after = {name: self._memory.allocate(outputs[name]) for name in after}
             self._copied = {names.past_of(name): buffer for name, buffer in after.items()}
-        buffers = allocate(self._memory, entry, loaded.weights | self._row | after)
-        self._graph = BoundGraph(backend, "extend", entry, buffers)
+        given = loaded.weights | self._row | after
         self._prefill = loaded.limits.prefill
+        names_of = {tokens: f"extend.c{tokens}" for tokens in self._prefill.short}
+        names_of[self._prefill.chunk] = "extend"
+        self._graphs: dict[int, BoundGraph] = {}
+        for tokens, name in names_of.items():
+            entry = loaded.manifest.graphs[name]
+            buffers = allocate(self._memory, entry, given)
+            self._graphs[tokens] = BoundGraph(backend, name, entry, buffers)
+        whole = self._graphs[self._prefill.chunk]
         self._length = 0
-        self.hidden_states: Buffer | None = self._graph.buffers.get(names.HIDDEN_STATES)
+        self.hidden_states: Buffer | None = whole.buffers.get(names.HIDDEN_STATES)
 
     @classmethod
     def of(cls, loaded: Loaded, takers: Takers) -> "Blocks | None":
@@ -74,21 +81,23 @@ class Blocks:
         if start == 0:
             self._begin()
         assert start == self._length and start < end
-        arrays, count = self._graph.arrays, end - start
-        positions = np.arange(start, start + self._prefill.chunk)
+        count = end - start
         voters = self._prefill.voters if end < len(prompt) else 0
+        size = self._prefill.size(count + voters)
+        graph, positions = self._graphs[size], np.arange(start, start + size)
+        arrays = graph.arrays
         write_tokens(arrays, [*prompt[start:end], *prompt[len(prompt) - voters :]], temperature)
         positions[count:] = -1
         arrays[names.POSITION_IDS][0] = positions
         arrays[names.CHUNK_LENGTH][:] = count + voters
-        self._graph.run()
+        graph.run()
         for name, after in self._copied.items():
             self._memory.copy(self._row[name], after)
         self._length = end
         if piece.is_last:
             for target in self._rows.buffers(slot):
                 self._memory.copy(target, self._row[target.name])
-        return Predictions(self._graph, FIRST)[0]
+        return Predictions(graph, FIRST)[0]
 
     def slot_positions(self, prompt_length: int) -> Mapping[str, NDArray[Any]]:
         """As the graph has written them."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import names
-from snapexport.contract.graph_kinds import PREFILL_SPARSE
+from snapexport.contract.graph_kinds import PREFILL_SPARSE, graph_of
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.runtime.engine.backend import Buffer, Buffers
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate, write_tokens
@@ -26,7 +26,8 @@ from snapexport.runtime.requests.pieces import Piece
 
 
 class Chunks:
-    """A chunk runs in the graph of the smallest capacity that holds the prompt so far.
+    """A chunk runs in the shortest graph that holds it, of the smallest capacity that holds the
+    prompt so far.
 
     Amid a prompt that is longer than the budget of sparse prefill it runs in a graph of its own.
 
@@ -41,20 +42,35 @@ class Chunks:
         self._loaded = loaded
         given = loaded.weights | cache.buffers | cache.outputs(entry)
         self.buffers = allocate(memory, entry, given)
-        self._graphs = {
-            capacity: self._bind(name, self.buffers | cache.of_capacity(capacity))
-            for capacity, name in loaded.graphs.prefill.items()
-        }
+        self._prefill = loaded.limits.prefill
+        self._graphs = {self._prefill.chunk: self._bind_each(loaded.graphs.prefill)}
+        for tokens in self._prefill.short:
+            self._graphs[tokens] = self._bind_each(loaded.manifest.prefill_graphs(tokens=tokens))
         self._sparse = self._bind_sparse() if cache.sparse else None
         self.kept: Buffers = {}
         self._into_slot = self._fill_slot()
-        graph = self._graphs[self._largest]
-        self._chunk: int = graph.arrays[names.INPUT_IDS].shape[1]
+        graph = self._whole
         self._no_logits = np.zeros_like(graph.arrays[names.LOGITS][0])
         self._outputs = frozenset((name, buffer.shape) for name, buffer in graph.buffers.items())
         self._is_tempered = names.TEMPERATURE in graph.arrays
         self.hidden_states: Buffer | None = None
         self._after_prompt: Prediction | None = None
+
+    @property
+    def _whole(self) -> BoundGraph:
+        """The graph of whole chunks and the largest capacity. All write the same outputs."""
+        return self._graphs[self._prefill.chunk][self._largest]
+
+    def _bind_each(self, graphs: Mapping[int, GraphName]) -> dict[int, BoundGraph]:
+        """Graphs for chunks of one length, by capacity. Short ones have tokens of their own."""
+        bound: dict[int, BoundGraph] = {}
+        for capacity, name in graphs.items():
+            entry = self._loaded.manifest.graphs[name]
+            given = self.buffers | self.cache.of_capacity(capacity)
+            if graph_of(name).tokens:
+                del given[names.INPUT_IDS]
+            bound[capacity] = self._bind(name, allocate(self._loaded.backend.memory, entry, given))
+        return bound
 
     def _bind(self, name: GraphName, buffers: Buffers) -> BoundGraph:
         entry = self._loaded.manifest.graphs[name]
@@ -95,10 +111,10 @@ class Chunks:
             self._run(tokens, piece.start, temperature)
         if not is_finished:
             self.cache.wrote(prompt, piece.start, piece.end, given, self._outputs)
-            self.hidden_states = self._graphs[self._largest].buffers.get(names.HIDDEN_STATES)
+            self.hidden_states = self._whole.buffers.get(names.HIDDEN_STATES)
         if sparse:
             return Prediction(lambda: self._no_logits)
-        prediction = Predictions(self._graphs[self._largest], FIRST)[0]
+        prediction = Predictions(self._whole, FIRST)[0]
         if piece.is_last:
             self.fill(slot, len(prompt), len(prompt))
         elif is_end:
@@ -120,11 +136,11 @@ class Chunks:
         in the graph of the largest capacity, whose cache other graphs read.
         """
         whole = (*prompt, *tokens)
-        start = max(0, len(whole) - self._chunk)
+        start = max(0, len(whole) - self._prefill.chunk)
         self._run(whole[start:], start, 1.0, self._largest if whole_cache else 0)
         given = 1.0 if self._is_tempered else None
         self.cache.wrote(whole, start, len(whole), given, self._outputs)
-        return Predictions(self._graphs[self._largest], FIRST)[0]
+        return Predictions(self._whole, FIRST)[0]
 
     def fill(self, slot: int, prompt_length: int, count: int) -> None:
         """Fill the batch slot. count: tokens in the cache, the prompt's and those after it."""
@@ -139,12 +155,13 @@ class Chunks:
         self, tokens: Sequence[int], start: int, temperature: float, capacity: int = 0
     ) -> None:
         """capacity: of the graph; 0: the smallest one that suffices."""
-        least = start + self._chunk
-        capacity = capacity or next(size for size in self._graphs if size >= least)
+        size = self._prefill.size(len(tokens))
+        graphs = self._graphs[size]
+        capacity = capacity or next(one for one in graphs if one >= start + size)
         self.cache.resize(capacity, start)
         if not start:
             self.cache.begin()
-        graph = self._graphs[capacity]
+        graph = graphs[capacity]
         write_tokens(graph.arrays, tokens, temperature)
         graph.arrays[names.PAST_LENGTH][:] = start
         graph.arrays[names.CHUNK_LENGTH][:] = len(tokens)

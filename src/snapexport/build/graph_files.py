@@ -1,14 +1,14 @@
 """Makes every graph of a build by surgery, writes it, and describes it for the manifest."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 import onnx
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.graph_kinds import BASELINE, GraphKind, kinds_of
+from snapexport.contract.graph_kinds import GraphKind, GraphOf, graph_of, kinds_of
 from snapexport.contract.manifest import GraphEntry, GraphName, TensorSpec, TraceName
 from snapexport.errors import UserError
 from snapexport.files.whole import sha256_of
@@ -20,7 +20,8 @@ from snapexport.graphs.surgery import finish
 class Traces:
     """The traces, from which surgery makes the graphs of every policy and target.
 
-    models: by the name of the trace, and NAME.N for fewer batch slots than all.
+    models: by the name of the trace, NAME.N for fewer batch slots than all, and NAME.cM for chunks
+    of M tokens.
     """
 
     models: Mapping[str, onnx.ModelProto]
@@ -44,13 +45,16 @@ class Traces:
         }
         return cls(models, build.manifest.prefill_chunk)
 
-    def of_kind(self, kind: GraphKind) -> dict[str, onnx.ModelProto]:
-        """The traces of a kind's graphs, by the graph's name."""
-        stem = kind.trace
-        found = {stem: self.models[stem]}
-        if kind.sized_by == "batch":
-            found |= {n: one for n, one in self.models.items() if n.startswith(f"{stem}.")}
-        return {n.replace(stem, kind.name, 1): one for n, one in found.items()}
+    def of_kind(self, kind: GraphKind) -> dict[GraphOf, onnx.ModelProto]:
+        """The traces of a kind's graphs."""
+        traced = {graph_of(name): model for name, model in self.models.items()}
+        return {
+            replace(graph, kind=kind): model
+            for graph, model in traced.items()
+            if graph.kind.name == kind.trace
+            and (not graph.size or kind.sized_by == "batch")
+            and (not graph.tokens or kind.shortens)
+        }
 
 
 def finished_graphs(
@@ -65,23 +69,34 @@ def finished_graphs(
     prefill_capacities: positions of further prefill graphs' caches.
     """
     kinds = kinds_of(recipe.geometry, recipe.options, traces.prefill_chunk).values()
-    graphs = dict(_finished(traces, kinds, recipe, prefill_capacities))
+    graphs = {
+        graph.name: _finish(graph, traced, recipe)
+        for graph, traced in _graphs(traces, kinds, prefill_capacities)
+    }
     if baseline:
-        again = [kind for kind in kinds if kind.has_baseline]
-        full = _finished(traces, again, recipe.of_full_cache(), prefill_capacities)
-        graphs |= {f"{BASELINE}{name}": model for name, model in full}
+        again, full = [kind for kind in kinds if kind.has_baseline], recipe.of_full_cache()
+        graphs |= {
+            replace(graph, is_baseline=True).name: _finish(graph, traced, full)
+            for graph, traced in _graphs(traces, again, prefill_capacities)
+            if not graph.tokens
+        }
     return graphs
 
 
-def _finished(
-    traces: Traces, kinds: Iterable[GraphKind], recipe: Recipe, capacities: Sequence[int]
-) -> Iterator[tuple[GraphName, onnx.ModelProto]]:
+def _graphs(
+    traces: Traces, kinds: Iterable[GraphKind], capacities: Sequence[int]
+) -> Iterator[tuple[GraphOf, onnx.ModelProto]]:
+    """Each graph and its trace."""
     for kind in kinds:
-        for name, traced in traces.of_kind(kind).items():
-            yield name, finish(kind.name, traced, recipe)
-        for capacity in capacities if kind.sized_by == "capacity" else ():
-            model = finish(kind.name, traces.models[kind.trace], recipe, capacity)
-            yield f"{kind.name}.{capacity}", model
+        for graph, traced in traces.of_kind(kind).items():
+            yield graph, traced
+            for capacity in capacities if kind.sized_by == "capacity" else ():
+                yield replace(graph, size=capacity), traced
+
+
+def _finish(graph: GraphOf, traced: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
+    capacity = graph.size if graph.kind.sized_by == "capacity" else 0
+    return finish(graph.kind.name, traced, recipe, capacity or None)
 
 
 def write_graph(name: str, model: onnx.ModelProto, directory: Path) -> GraphEntry:

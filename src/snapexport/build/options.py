@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 from snapexport.build.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
 from snapexport.contract.budgets import BUDGETS, default_pool_kernel, default_ring, topk_per_layer
 from snapexport.contract.exclusions import require_compatible
-from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy, too_small
+from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy
 from snapexport.contract.graph_options import GraphOptions, require_one_of
 from snapexport.contract.head_groups import MOST_GROUPS
 from snapexport.contract.layer_geometry import LayerGeometry
@@ -92,6 +92,7 @@ class BuildOptions:
     tokens_per_step: int = 1
     prefill_chunk: int | None = _advanced(None)
     prefill_capacities: tuple[int, ...] = _advanced(())
+    short_chunks: tuple[int, ...] | None = _advanced(None)
     dtype: DType = "fp32"
     weights: WeightsFlag | None = None
     target: Target = "onnxruntime"
@@ -300,13 +301,19 @@ class BuildOptions:
         if self.graph.data_parallel_attention:  # no rank is idle in a step
             ranks = self.tensor_parallel
             return [ranks * slots for slots in _powers_of_4(self.batch // ranks)]
-        # Unless weights are shared, each further graph would hold a copy of 16-bit weights: ONNX
-        # Runtime converts them. All its graphs read one copy of fp32 weights in place. It
-        # rearranges 4-bit weights; there one more copy is worth its memory.
-        holds_copy = capabilities(self.target).weights_per_graph or self.dtype != "fp32"
-        if holds_copy and not self.graph.share_weights:
+        # ONNX Runtime rearranges 4-bit weights; there one more copy is worth its memory.
+        if self.copies_weights:
             return []
         return _powers_of_4(self.batch)[: 1 if self.holds_integers else None]
+
+    @property
+    def copies_weights(self) -> bool:
+        """Whether each further graph holds a copy of all weights that are no integers.
+
+        ONNX Runtime converts 16-bit weights. All its graphs read one copy of fp32 weights in place.
+        """
+        copies = capabilities(self.target).weights_per_graph or self.dtype != "fp32"
+        return copies and not self.graph.share_weights
 
     def keeping(self) -> "BuildOptions":
         """The same with a checkpoint's integers. Raises UserError if other flags forbid it."""
@@ -332,7 +339,7 @@ class BuildOptions:
                 f"--prefill-chunk {chunk} is not between {least} and {self.L_max} (--L-max)",
                 f"use a value in between, such as {max(least, min(DEFAULT_CHUNK, self.L_max))}",
             )
-        require_compatible(geometry.chunk_facts(chunk) | vars(self.graph))
+        require_compatible(vars(self) | geometry.chunk_facts(chunk) | vars(self.graph))
         self.graph.require_room(chunk, self.L_max)
         return chunk
 
@@ -342,30 +349,6 @@ class BuildOptions:
         on_gpu = target.runs_on_gpu or self.dtype in target.cuda_dtypes
         usual = DEFAULT_CHUNK if on_gpu else CPU_CHUNK
         return max(1, min(usual, self.L_max // 2))
-
-    def capacities(self, chunk: int) -> list[int]:
-        """Positions of the caches of further prefill graphs, ascending. Raises UserError.
-
-        Each is at least twice the one before, so that moving to a larger one is rare and cheap.
-        """
-        given = sorted(set(self.prefill_capacities))
-        if given:
-            self._require_capacities(chunk)
-        if found := too_small(given, chunk, self.L_max):
-            capacity, least = found
-            raise UserError(
-                f"--prefill-capacities {' '.join(map(str, given))}: {capacity} is below {least}",
-                f"begin at {chunk} (the prefill chunk) or above, at least double from one to the "
-                f"next, and end at {self.L_max // 2} (half of --L-max) or below",
-            )
-        return given
-
-    def _require_capacities(self, chunk: int) -> None:
-        if chunk == self.L_max:
-            raise UserError(
-                "--prefill-capacities is for prefill in chunks, but the prefill chunk is L_max",
-                "leave it out, or use a smaller --prefill-chunk",
-            )
 
 
 GRAPH_FIELDS = tuple(found.name for found in fields(GraphOptions))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from snapexport.build.copied import read_texts
 from snapexport.build.options import BuildOptions
+from snapexport.build.prefill_sizes import capacities, short_chunks
 from snapexport.build.template_tail import template_tail
 from snapexport.build.weights_flag import with_weights
 from snapexport.contract.geometry import CacheGeometry
@@ -40,6 +41,7 @@ class ResolvedBuild:
     geometry: CacheGeometry
     prefill_chunk: int
     prefill_capacities: list[int]
+    short_chunks: list[int]
 
 
 def resolve(options: BuildOptions) -> ResolvedBuild:
@@ -65,7 +67,15 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
         mtp_layer.require_layer(checkpoint, decoder)
     checkpoint = derived.with_derived(checkpoint, decoder)
     chunk = options.chunk(geometry)
-    capacities = options.capacities(chunk)
     return ResolvedBuild(
-        options, stored, checkpoint, texts, decoder, model, geometry, chunk, capacities
+        options=options,
+        stored=stored,
+        checkpoint=checkpoint,
+        texts=texts,
+        decoder=decoder,
+        model=model,
+        geometry=geometry,
+        prefill_chunk=chunk,
+        prefill_capacities=capacities(options, chunk),
+        short_chunks=short_chunks(options, geometry, chunk),
     )

@@ -17,7 +17,7 @@ from snapexport.build.progress import Progress
 from snapexport.build.ranks import place_ranks, write_ranks
 from snapexport.build.resolved import ResolvedBuild
 from snapexport.contract.build_directory import Build
-from snapexport.contract.graph_kinds import GRAPH_KINDS, MTP, MTP_PREFILL, VERIFY
+from snapexport.contract.graph_kinds import MTP, MTP_PREFILL, VERIFY, graph_of
 from snapexport.contract.manifest import (
     FORMAT_VERSION,
     WEIGHTS,
@@ -93,7 +93,11 @@ def _traced(
     decoder, chunk, states = resolved.decoder, resolved.prefill_chunk, resolved.options.graph.mtp
     ranks = resolved.options.tensor_parallel
     progress.stage("tracing prefill")
-    models = {"prefill": trace.trace_prefill(decoder, dtype, chunk, states, ranks)}
+    models = {
+        f"prefill.c{tokens}": trace.trace_prefill(decoder, dtype, tokens, states, ranks)
+        for tokens in resolved.short_chunks
+    }
+    models["prefill"] = trace.trace_prefill(decoder, dtype, chunk, states, ranks)
     progress.stage("tracing decode")
     parallel = resolved.options.graph.data_parallel_attention
     models["decode"] = trace.trace_decode(decoder, dtype, states, 1, ranks, parallel)
@@ -134,7 +138,7 @@ def _linked(
     whole, smaller = resolved.options.batch, resolved.options.smaller_batches
     models: dict[str, onnx.ModelProto] = {}
     for name, found in traced.items():
-        kind = GRAPH_KINDS[name]
+        kind = graph_of(name).kind
         batches = [whole] if kind.rows == "batch" else [0]
         batches += smaller if kind.sized_by == "batch" else []
         for batch in batches:

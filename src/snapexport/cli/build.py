@@ -36,6 +36,8 @@ HELPS = OF_GRAPHS | {
     "of the next tokens, found in the prompt and in the output (default: 1)",
     "prefill_capacities": "positions of the caches of further prefill graphs, for shorter prompts: "
     "TensorRT's attention reads the whole cache in each chunk (default: none)",
+    "short_chunks": "tokens of shorter prefill steps, for turns and a prompt's rest; 0: none "
+    "(default: 32 with --extend where graphs need no copy of the weights)",
     "dtype": "dtype of weights, activations and cache; the CPU has no bf16",
     "weights": "of linear layers, experts and embedding. keep: integers of a quantized checkpoint "
     "as they are (default where it has some and the target takes them; for the tensorrt targets, "

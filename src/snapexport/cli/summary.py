@@ -36,6 +36,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "prefill_chunk": manifest.prefill_chunk,
         "layout": _layout(manifest),
         "prefill_capacities": list(manifest.prefill_graphs()),
+        "short_chunks": manifest.short_chunks,
         "dtype": manifest.dtype,
         "quantization": manifest.quantization,
         "matrices": manifest.matrices,
@@ -109,6 +110,8 @@ def _layout(manifest: Manifest) -> str:
 
 def _prefill_line(manifest: Manifest) -> str:
     line = f"{_layout(manifest)}, {manifest.prefill_chunk} tokens a step"
+    if short := manifest.short_chunks:
+        line += f", {' or '.join(map(str, short))} where that holds the rest"
     *smaller, _ = manifest.prefill_graphs()
     if smaller:
         line += f", in caches of {', '.join(map(str, smaller))} positions while they suffice"

@@ -70,6 +70,11 @@ FP16_CACHE = Choice(
 VALID, ALL = value("decode_attention", "valid"), value("decode_attention", "all")
 BUDGETED = some("--prefill-budget", "prefill_budget", 2048)
 CAPACITIES = some("--prefill-capacities", "prefill_capacities", (64,))
+SHORT = Choice(
+    "--short-chunks",
+    {"short_chunks": (32,)},
+    lambda f: any(f.get("short_chunks") or ()),
+)
 KEPT = some("--K {K}", "K", 16)
 FULL, STREAMING, SAGE = (value("policy", policy) for policy in ("full", "streaming", "sage"))
 LATENT = fact("latent attention", "latent", joined="for")
@@ -269,7 +274,6 @@ BUILD_RULES: tuple[Rule, ...] = (
         for choice, what in (
             (PSEUDO, "pseudo tokens are taken back after their vote"),
             (REPEAT, "a repeated prompt is taken back after its vote"),
-            (EXTEND, "the voters of a block are taken back"),
             (STEPS, "wrong drafts are taken back"),
             (BUDGETED, "blocks of keys begin where whole chunks do"),
         )
@@ -305,6 +309,16 @@ BUILD_RULES: tuple[Rule, ...] = (
     ),
     Rule(BUDGETED, LATENT, "blocks are chosen by keys of KV heads", LEAVE_OUT),
     Rule(BUDGETED, FULL, "the full cache is exact, for comparison", LEAVE_OUT),
+    # Short chunks.
+    Rule(
+        SHORT,
+        SINGLE_SHOT,
+        "a single shot is padded to L_max",
+        "leave it out, or use a smaller --prefill-chunk",
+    ),
+    Rule(SHORT, MTP, "its drafter reads the hidden states of whole chunks"),
+    Rule(SHORT, BUDGETED, "a prompt's last whole chunk attends to everything"),
+    Rule(SHORT, REPEAT, "all tokens of a prefill chunk vote"),
     # Ranks.
     *(
         Rule(choice, RANKS, "")

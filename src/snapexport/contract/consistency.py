@@ -30,8 +30,10 @@ def _require_numbers(manifest: Manifest) -> None:
     _require_range("geometry.L_max", geometry.L_max, 1, model.max_position_embeddings)
     least = geometry.vote.L_obs if geometry.compresses else 1
     _require_range("prefill_chunk", manifest.prefill_chunk, least, geometry.L_max)
+    for tokens in manifest.short_chunks:
+        _require_range("short chunk", tokens, least, manifest.prefill_chunk - 1)
     facts = geometry.chunk_facts(manifest.prefill_chunk) | vars(manifest.graph_options)
-    require_compatible(facts)
+    require_compatible(facts | {"short_chunks": manifest.short_chunks})
     manifest.graph_options.require_room(manifest.prefill_chunk, geometry.L_max)
     for token in model.eos_token_id:
         _require_range("model.eos_token_id", token, 0, model.vocab_size - 1)

@@ -3,17 +3,19 @@
 The manifest, its interface, builder and runtime ask these records. `graphs/kinds.py` has the
 surgery of each, by the same names. To add a kind, add a record to both tables.
 
-    prefill        one chunk of a prompt, into a cache of full length; prefill.N of N positions
+    prefill        one chunk of a prompt, into a cache of full length; prefill.N of N positions,
+                   prefill.cM in chunks of M tokens, prefill.N.cM both
     prefill-sparse the same amid a prompt that is longer than --prefill-budget
     compress       from a prompt's full-length cache to its compressed one
     vote           votes of a repeated chunk
-    extend         one more chunk onto a compressed cache
+    extend         one more chunk onto a compressed cache; extend.cM of M tokens
     decode         one token of each batch slot; decode.N for the first N batch slots
     verify         several tokens of each batch slot: a token and drafts of the next
     mtp            a step of multi-token prediction, which drafts
     mtp-prefill    the same for a chunk of a prompt
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -70,6 +72,7 @@ class GraphKind:
     traced_as: the trace that it is made from; "": of its own name.
     rows: what the rows of its inputs are: of one prompt, or the batch slots.
     sized_by: what NAME.N has N of; "": there is only one size.
+    shortens: whether --short-chunks adds the same graph for chunks of fewer tokens.
     has_baseline: whether --baseline adds the same graph for the full cache.
     writes_in_place: whether its `present.*` have to share the buffers of `past_key_values.*`.
     has_weights: whether it runs layers of the model.
@@ -83,6 +86,7 @@ class GraphKind:
     traced_as: str = ""
     rows: Literal["prompt", "batch"] = "prompt"
     sized_by: Literal["", "batch", "capacity"] = ""
+    shortens: bool = False
     has_baseline: bool = False
     writes_in_place: bool = True
     has_weights: bool = True
@@ -103,6 +107,7 @@ _TABLE = (
         specs=GraphFacts.prefill,
         loaded_if=lambda run: run.takes_prompts and run.chunks,
         sized_by="capacity",
+        shortens=True,
         has_baseline=True,
     ),
     GraphKind(
@@ -152,6 +157,7 @@ _TABLE = (
         built_if=lambda geometry, options, chunk: options.extend,
         loaded_if=lambda run: run.takes_prompts and run.blocks,
         traced_as="prefill",
+        shortens=True,
         writes_in_place=False,  # it moves what it keeps to other cache slots
     ),
     GraphKind(
@@ -174,24 +180,33 @@ GRAPH_KINDS: dict[str, GraphKind] = {kind.name: kind for kind in _TABLE}
 
 @dataclass(frozen=True, slots=True)
 class GraphOf:
-    """What a graph's name says. size: the N of NAME.N; None: the whole."""
+    """What a graph's name says. size: the N of NAME.N; tokens: the M of NAME.cM; 0: the whole."""
 
     kind: GraphKind
-    size: int | None = None
+    size: int = 0
+    tokens: int = 0
     is_baseline: bool = False
+
+    @property
+    def name(self) -> str:
+        """NAME, with what it says."""
+        size, tokens = f".{self.size}" * bool(self.size), f".c{self.tokens}" * bool(self.tokens)
+        return f"{BASELINE * self.is_baseline}{self.kind.name}{size}{tokens}"
+
+
+_NAME = re.compile(rf"({BASELINE})?([a-z-]+)(?:\.([1-9][0-9]*))?(?:\.c([1-9][0-9]*))?", re.ASCII)
 
 
 def graph_of(name: str) -> GraphOf:
     """The kind and the size of a graph of that name. Raises ValueError."""
-    is_baseline = name.startswith(BASELINE)
-    stem, dot, size = name.removeprefix(BASELINE).partition(".")
+    found = _NAME.fullmatch(name)
+    prefix, stem, size, tokens = found.groups() if found else (None, "", None, None)
     kind = GRAPH_KINDS.get(stem)
-    is_size = size.isascii() and size.isdecimal() and not size.startswith("0") if dot else True
-    if not kind or (dot and not kind.sized_by) or not is_size:
+    if not kind or (size and not kind.sized_by) or (tokens and not kind.shortens):
         raise ValueError(f"{name!r:.100} names no graph")
-    if is_baseline and not kind.has_baseline:
+    if prefix and (tokens or not kind.has_baseline):
         raise ValueError(f"{name!r:.100} names no graph of the full cache")
-    return GraphOf(kind, int(size) if size else None, is_baseline)
+    return GraphOf(kind, int(size or 0), int(tokens or 0), bool(prefix))
 
 
 def require_graph_name(name: str) -> str:

@@ -42,8 +42,8 @@ class GraphFacts:
     """The facts of a build that one graph's tensors follow from.
 
     batch, capacity: batch slots, and positions of a full-length cache, of a graph that is not for
-    all of them. hidden_size: width of the hidden states. Its methods give the tensors of each kind
-    (`contract/graph_kinds.py`).
+    all of them. tokens: of a short chunk; 0: `prefill_chunk`. hidden_size: width of the hidden
+    states. Its methods give the tensors of each kind (`contract/graph_kinds.py`).
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class GraphFacts:
         *,
         batch: int = 0,
         capacity: int = 0,
+        tokens: int = 0,
         is_baseline: bool = False,
         hidden_size: int = 0,
     ) -> None:
@@ -59,6 +60,7 @@ class GraphFacts:
         self._manifest = manifest
         self._model = manifest.model.cut(manifest.tensor_parallel)
         self._batch = batch or manifest.batch
+        self._chunk = tokens or manifest.prefill_chunk
         self._capacity = capacity or manifest.geometry.L_max
         self._dtype = BY_FLAG[manifest.dtype].numpy
         self._full = is_baseline or not manifest.geometry.compresses
@@ -72,7 +74,7 @@ class GraphFacts:
 
     def traced(self, name: str) -> Tensors:
         """Those of a trace, which has no caches. name: prefill or decode."""
-        rows, tokens = 1, self._manifest.prefill_chunk
+        rows, tokens = 1, self._chunk
         others: dict[str, Shape] = {names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
         if name == "decode":
             rows, tokens = self._batch, 1
@@ -84,9 +86,9 @@ class GraphFacts:
 
     def prefill(self) -> Tensors:
         """A chunk of a prompt, or all of it."""
-        ids: Specs = {names.INPUT_IDS: ("int64", (1, self._manifest.prefill_chunk))}
+        ids: Specs = {names.INPUT_IDS: ("int64", (1, self._chunk))}
         top_inputs, top_outputs = self._sampled(1)
-        top_outputs |= self._hidden_states(1, self._manifest.prefill_chunk)
+        top_outputs |= self._hidden_states(1, self._chunk)
         if self._manifest.single_shot and not self._full:
             length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
             compressed = self._compressed() | _after(self._states(1))
@@ -102,7 +104,7 @@ class GraphFacts:
 
     def prefill_sparse(self) -> Tensors:
         """A chunk amid a long prompt: nobody reads its logits."""
-        chunk = self._manifest.prefill_chunk
+        chunk = self._chunk
         inputs: Specs = {names.INPUT_IDS: ("int64", (1, chunk)), names.PAST_LENGTH: ("int64", (1,))}
         states = self._whole(names.past_key, names.past_value) | self._block_keys(chunk)
         presents = {names.present_of(name): spec for name, spec in states.items()}
@@ -152,7 +154,7 @@ class GraphFacts:
 
     def extend(self) -> Tensors:
         """One more chunk onto a compressed cache."""
-        chunk = self._manifest.prefill_chunk
+        chunk = self._chunk
         top_inputs, outputs = self._sampled(1)
         inputs: Specs = {
             names.INPUT_IDS: ("int64", (1, chunk)),
@@ -163,6 +165,7 @@ class GraphFacts:
         for cache in self._held:
             shape = (1, cache.kv_heads, cache.shape.cache_slots)
             states[names.slot_positions(cache.cache)] = ("int64", shape)
+        states |= self._states(1)
         outputs |= self._hidden_states(1, chunk)
         return inputs | top_inputs | states, outputs | _after(states)
 
@@ -213,7 +216,7 @@ class GraphFacts:
 
     def mtp_prefill(self) -> Tensors:
         """A chunk of multi-token prediction."""
-        chunk = self._manifest.prefill_chunk
+        chunk = self._chunk
         ids: Specs = {names.INPUT_IDS: ("int64", (1, chunk))}
         lengths: Specs = dict.fromkeys((names.PAST_LENGTH, names.CHUNK_LENGTH), ("int64", (1,)))
         ring = self._draft_ring(1)

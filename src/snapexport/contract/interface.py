@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from snapexport.contract import names
 from snapexport.contract.geometry import too_small
-from snapexport.contract.graph_kinds import BASELINE, GraphKind, graph_of, kinds_of
+from snapexport.contract.graph_kinds import GraphKind, GraphOf, graph_of, kinds_of
 from snapexport.contract.graph_specs import GraphFacts, Shape, Specs
 from snapexport.contract.manifest import REBUILD, GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.errors import UserError
@@ -68,7 +68,11 @@ def _facts(manifest: Manifest, name: GraphName) -> tuple[GraphKind, GraphFacts]:
     size = {graph.kind.sized_by: graph.size} if graph.size else {}
     hidden_size = _hidden_size(manifest)
     return graph.kind, GraphFacts(
-        manifest, **size, is_baseline=graph.is_baseline, hidden_size=hidden_size
+        manifest,
+        **size,
+        tokens=graph.tokens,
+        is_baseline=graph.is_baseline,
+        hidden_size=hidden_size,
     )
 
 
@@ -99,10 +103,13 @@ def _graph_names(manifest: Manifest) -> Iterator[GraphName]:
     }
     has_baseline = any(graph_of(name).is_baseline for name in manifest.graphs)
     kinds = kinds_of(manifest.geometry, manifest.graph_options, manifest.prefill_chunk)
-    for name, kind in kinds.items():
-        for prefix in ("", BASELINE) if has_baseline and kind.has_baseline else ("",):
-            yield f"{prefix}{name}"
-            yield from (f"{prefix}{name}.{size}" for size in sizes[kind.sized_by])
+    for kind in kinds.values():
+        for size in (0, *sizes[kind.sized_by]):
+            yield GraphOf(kind, size).name
+            if has_baseline and kind.has_baseline:
+                yield GraphOf(kind, size, is_baseline=True).name
+            for tokens in manifest.short_chunks if kind.shortens else ():
+                yield GraphOf(kind, size, tokens).name
 
 
 def _require_file(entry: GraphEntry, file: str) -> None:

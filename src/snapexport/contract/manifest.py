@@ -5,6 +5,7 @@ digest in `manifest.json.sha256` (format of `sha256sum --check`) reveals an edit
 """
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -12,7 +13,7 @@ from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, Validati
 
 from snapexport.contract.engines import EngineEntry, Strict, Word
 from snapexport.contract.geometry_record import RecordedGeometry
-from snapexport.contract.graph_kinds import VERIFY, require_graph_name
+from snapexport.contract.graph_kinds import VERIFY, graph_of, require_graph_name
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import Target, capabilities
@@ -33,7 +34,7 @@ WEIGHTS = "weights"
 RANK = "rank"
 """rank{r} is the folder of a rank's graphs and weights, where a build has several ranks."""
 GraphName = Annotated[str, AfterValidator(require_graph_name)]
-"""NAME, NAME.N or baseline-NAME of a kind of graph (`contract/graph_kinds.py`)."""
+"""NAME, NAME.N, NAME.cM or baseline-NAME of a kind of graph (`contract/graph_kinds.py`)."""
 TraceName = Literal["prefill", "decode"]
 
 _DIGEST_BYTES = 1 << 12
@@ -168,14 +169,28 @@ class Manifest(Strict):
             return {}
         return self._smaller(VERIFY) | {self.batch: VERIFY}
 
-    def prefill_graphs(self, prefix: str = "") -> dict[int, GraphName]:
-        """{positions of its cache: prefill graph}, ascending. prefix: BASELINE or ""."""
-        return self._smaller(f"{prefix}prefill") | {self.geometry.L_max: f"{prefix}prefill"}
+    def prefill_graphs(self, prefix: str = "", tokens: int = 0) -> dict[int, GraphName]:
+        """{positions of its cache: prefill graph}, ascending. prefix: BASELINE or "".
 
-    def _smaller(self, name: GraphName) -> dict[int, GraphName]:
+        tokens: of a short chunk; 0: `prefill_chunk`.
+        """
+        whole = f"{prefix}prefill" + f".c{tokens}" * bool(tokens)
+        return self._smaller(f"{prefix}prefill", tokens) | {self.geometry.L_max: whole}
+
+    @property
+    def short_chunks(self) -> list[int]:
+        """Tokens of the chunks that are shorter than `prefill_chunk`, ascending."""
+        return sorted({graph_of(name).tokens for name in self.graphs} - {0})
+
+    def _smaller(self, name: GraphName, tokens: int = 0) -> dict[int, GraphName]:
         """{N: graph} of each graph name.N, ascending."""
-        stem = f"{name}."
-        found = {int(n.removeprefix(stem)): n for n in self.graphs if n.startswith(stem)}
+        whole = graph_of(name)
+        sizes = {n: graph_of(n) for n in self.graphs}
+        found = {
+            graph.size: n
+            for n, graph in sizes.items()
+            if graph.size and graph == replace(whole, size=graph.size, tokens=tokens)
+        }
         return dict(sorted(found.items()))
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.graph_kinds import MTP_PREFILL, PREFILL_SPARSE
+from snapexport.contract.graph_kinds import MTP_PREFILL, PREFILL_SPARSE, graph_of
 from snapexport.contract.graph_specs import Shape
 from snapexport.contract.layer_heads import LayerHeads
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
@@ -152,8 +152,9 @@ def _attentions(
     if names.INPUT_IDS not in inputs:
         return
     batch, rows = inputs[names.INPUT_IDS]
-    model, added = manifest.model, rows if graph.file == "extend.onnx" else 0
-    is_sparse, layers = graph.file == f"{PREFILL_SPARSE}.onnx", model.num_hidden_layers
+    kind, model = graph_of(graph.file.removesuffix(".onnx")).kind.name, manifest.model
+    added, is_sparse = rows if kind == "extend" else 0, kind == PREFILL_SPARSE
+    layers = model.num_hidden_layers
     budget = manifest.graph_options.prefill_budget
     caches = {
         names.number_of(n): shape[2] + added

@@ -22,6 +22,7 @@ from tests.oracle.checkpoints import VOCABULARY
 torch.set_num_threads(1)
 
 CASE = Case(extend=True, batch=2)
+SHORT = Case(extend=True, batch=2, short_chunks=(8, 16))
 STEPS = 12
 GREEDY = SamplingParams(max_tokens=STEPS + 1, ignore_eos=True)
 
@@ -44,7 +45,7 @@ def expected(
 
 
 @pytest.mark.parametrize("lengths", [(20,), (32,), (21, 21, 28), (24, 24, 24, 24, 23, 31)])
-@pytest.mark.parametrize("case", [CASE, Case("deepseek-v3", extend=True)], ids=str)
+@pytest.mark.parametrize("case", [CASE, SHORT, Case("deepseek-v3", extend=True)], ids=str)
 def test_a_prompt_in_blocks_agrees_with_transformers(case: Case, lengths: tuple[int, ...]) -> None:
     voters = (*[case.geometry.vote.L_obs] * (len(lengths) - 1), 0)
     ids, tokens = expected(lengths, case, voters)

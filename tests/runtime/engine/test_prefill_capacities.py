@@ -39,7 +39,7 @@ def of_largest_alone(made: Build, **options: bool) -> Executor:
     """An executor of the same build that has but the prefill graph of L_max positions."""
     executor = open_executor(made, threads=1, **options)
     graphs = executor._takers["chunk"]._graphs
-    executor._takers["chunk"]._graphs = {128: graphs[128]}
+    executor._takers["chunk"]._graphs = {C: {128: graphs[C][128]}}
     return executor
 
 
@@ -94,7 +94,7 @@ def test_a_common_beginning_is_found_again_after_each_move(
     """Prompts that share their first 48 tokens, in caches of 64 and of 128 positions."""
     executor, common = open_executor(made, threads=1), tokens(48, 0)
     ran: list[int] = []
-    for capacity, graph in executor._takers["chunk"]._graphs.items():
+    for capacity, graph in executor._takers["chunk"]._graphs[C].items():
         run = graph.run
         monkeypatch.setattr(graph, "run", lambda n=capacity, run=run: (ran.append(n), run())[1])
     for seed, length in enumerate((64, 112, 52, 128)):

@@ -28,7 +28,7 @@ def prefill(executor: Executor, ids: list[int]) -> Logits:
 
 def runs(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with each chunk that is really run."""
-    (bound,), counted = executor._takers["chunk"]._graphs.values(), []
+    (bound,), counted = executor._takers["chunk"]._graphs[C].values(), []
     run = bound.run
     monkeypatch.setattr(bound, "run", lambda: (counted.append(1), run())[1])
     return counted

@@ -11,7 +11,7 @@ from snapexport.runtime.requests.pieces import pieces_of
 from tests.oracle import cases
 from tests.oracle.cases import Case, build_of
 
-CASE = Case("falcon_h1", decode_batches=(1, 3))
+CASE = Case("falcon_h1", extend=True, decode_batches=(1, 3))
 """Attention, a convolution and a matrix state in each layer."""
 PROMPTS = [list(cases.prompt(length, length)) for length in (70, 5, 40, 33, 64)]
 LENGTHS = (4, 20, 9, 16, 3)

@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
         help="interpreter of tools/studies/speed/peers/peers.txt",
     )
     add("--kvpress-python", type=Path, help="of tools/studies/speed/peers/kvpress.txt")
+    add("--openvino-python", type=Path, help="of tools/studies/speed/peers/openvino.txt")
     add("--dynamo-python", type=Path, help="interpreter with Dynamo, for cluster (default: this)")
     add("--write", type=Path, help="tables: into this page, in place of its former")
     return made
@@ -160,6 +161,7 @@ def _setup(arguments: argparse.Namespace) -> Setup:
         arguments.peers_python,
         arguments.kvpress_python,
         arguments.dynamo_python,
+        arguments.openvino_python,
     )
 
 

@@ -12,7 +12,10 @@ from tools.studies.speed.record import read
 
 
 def write(page: Path, directory: Path) -> list[str]:
-    """Put each block between its marks in the page. Returns the names of the written ones."""
+    """Put each block between its marks, if the page has them. Returns the written names.
+
+    Raises UserError for a page with no place for any.
+    """
     if not page.is_file():
         raise UserError(f"{page} is not there", "name the page with the tables' places")
     text, written = page.read_text(), []
@@ -23,10 +26,11 @@ def write(page: Path, directory: Path) -> list[str]:
         start, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
         before, found, rest = text.partition(start)
         _, ended, after = rest.partition(end)
-        if not (found and ended):
-            raise UserError(f"{page} has no place for {name}", f"mark it: {start}{end}")
-        text = before + start + block(read(path)) + end + after
-        written.append(name)
+        if found and ended:
+            text = before + start + block(read(path)) + end + after
+            written.append(name)
+    if not written:
+        raise UserError(f"{page} has no place for results", f"mark it: {start}{end}")
     page.write_text(text)
     return written
 

@@ -29,8 +29,8 @@ CUDA: dict[str, Any] = {"chunk": 2048, "top_tokens": 64}
 class Setup:
     """work: for checkpoints and builds. quick: the bundled checkpoint, at tiny sizes.
 
-    dtype: of builds for a GPU. peers_python, kvpress_python, dynamo_python: interpreters that have
-    them; None where there is none, and for Dynamo this one.
+    dtype: of builds for a GPU. peers_python, kvpress_python, openvino_python, dynamo_python:
+    interpreters that have them; None where there is none, and for Dynamo this one.
     """
 
     work: Path
@@ -40,6 +40,7 @@ class Setup:
     peers_python: Path | None = None
     kvpress_python: Path | None = None
     dynamo_python: Path | None = None
+    openvino_python: Path | None = None
 
     @property
     def threads(self) -> int:
@@ -64,13 +65,14 @@ class Setup:
         return checkpoints.make(name, dtype, self.work / "checkpoints")
 
     def builds(self, name: str = "small", **options: Any) -> Builds:
-        """Of that checkpoint."""
+        """Of that checkpoint. weights "keep": of the GGUF file itself."""
         dtype: DType = options.pop("dtype", "fp32")
         if self.device.name == "cuda":
             dtype, options = self.dtype, CUDA | options
         if self.quick:
             options["chunk"] = QUICK_CHUNK
-        return Builds(self.model(name, dtype), self.work / "builds", dtype=dtype, **options)
+        model = Path(name) if options.get("weights") == "keep" else self.model(name, dtype)
+        return Builds(model, self.work / "builds", dtype=dtype, **options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,16 +79,25 @@ def test_a_page_without_marks_is_an_error_and_stays_as_it_is(tmp_path: Path) -> 
     text = tmp_path / "page.md"
     text.write_text("nothing\n")
     written(tmp_path, contexts())
-    with pytest.raises(ValueError, match="context"):
+    with pytest.raises(ValueError, match="no place for results"):
         page.write(text, tmp_path)
     assert text.read_text() == "nothing\n"
 
 
 @pytest.mark.parametrize("name", sorted(set(EXPERIMENTS) - {"context"}))
 def test_page_tables_of_a_run_without_measurements_have_no_rows(name: str, tmp_path: Path) -> None:
-    settings = {"contexts": [8], "kv_budgets": [4], "prompts": [8]}
+    settings = {"contexts": [8], "kv_budgets": [4], "prompts": [8], "systems": []}
     found = report(name, settings) | {"complete": False}
     assert "**The run was cut.**" in page.block(read(written(tmp_path, found)))
+
+
+def test_the_page_of_speed_holds_whole_requests_as_measured() -> None:
+    study = Path(page.__file__).parent
+    prose = (study.parents[2] / "docs" / "speed.md").read_text()
+    for name in ("request", "request_qwen"):
+        path = study / "results" / f"{name}.json"
+        table = page.block(read(path)) if path.is_file() else "Not measured yet."
+        assert f"<!-- {name} -->\n{table}\n<!-- end of {name} -->" in prose
 
 
 @pytest.mark.parametrize("name", ["cluster", "simulate"])

@@ -21,7 +21,7 @@ def variant(options: dict[str, Any], python: Path | None = Path(sys.executable))
 def test_peer_process_answers_for_a_snapexport_build(tiny_build: Build) -> None:
     worker = Worker(variant({"build": str(tiny_build.directory), "threads": 1}))
     try:
-        assert worker.versions.keys() == {"snapexport", "onnxruntime"}
+        assert worker.versions.keys() >= {"snapexport", "onnxruntime"}
         assert worker.ask("first_token", tokens=list(range(3, 40))) > 0
         worker.ask("fill", context=16)
         assert worker.ask("step") > 0
@@ -42,6 +42,8 @@ def test_peer_answers_with_the_likeliest_tokens(tiny_build: Build) -> None:
     worker = Worker(variant({"build": str(tiny_build.directory), "threads": 1}))
     try:
         assert worker.answer(prompt, 6) == worker.answer(prompt, 6) == list(expected.token_ids)
+        took = worker.request(prompt, 6)
+        assert 0 < took["first"] < took["last"] and took["peak_bytes"] > 1 << 20
     finally:
         worker.close()
 

@@ -135,7 +135,7 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     if name == PREFILL_SPARSE:  # the chunk comes after a part of the cache
         read = manifest.graph_options.prefill_budget + rows
         copied, slots = copied * read // slots, read
-    if name == "extend":  # the chunk comes after the cache
+    if graph_of(name).kind.name == "extend":  # the chunk comes after the cache
         copied, slots = copied * (slots + rows) // slots, slots + rows
         scores = max(scores, _vote_scratch(manifest, slots))
     return fused_scratch_bytes(2 * copied, rows, slots) + scores

@@ -13,6 +13,7 @@ from snapexport.build.plan.model import PlannedModel
 from snapexport.build.plan.request import PlanRequest
 from snapexport.build.plan.tensors import PlannedTensors
 from snapexport.build.plan.weights import read_bytes
+from snapexport.build.prefill_sizes import capacities, short_chunks
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.errors import UserError
 
@@ -92,7 +93,8 @@ def _alternative(request: PlanRequest, model: PlannedModel, choice: Choice) -> A
     options = request.build_options(**choice | {"batch": 1})
     geometry = options.geometry(model.facts)
     chunk = options.chunk(geometry)
-    options.capacities(chunk)
+    capacities(options, chunk)
+    short_chunks(options, geometry, chunk)
     return Alternative(request, model, choice | {"prefill_chunk": chunk}, geometry, chunk)
 
 

@@ -42,11 +42,12 @@ class PlannedExperts:
     chosen: int
     hidden_size: int
     width: int
+    matrices: int = 3
 
     @property
     def elements(self) -> int:
-        """Weights of one expert: gate, up and down."""
-        return 3 * self.hidden_size * self.width
+        """Weights of one expert: gate, up and down, or up and down."""
+        return self.matrices * self.hidden_size * self.width
 
     def used(self, tokens: int) -> float:
         """The expected number of a layer's experts that any of `tokens` tokens chooses.
@@ -237,8 +238,9 @@ def _experts(decoder: "Decoder", mtp: bool) -> PlannedExperts | None:
         layers=layers,
         count=found.experts,
         chosen=found.chosen,
-        hidden_size=decoder.config.hidden_size,
+        hidden_size=found.hidden,
         width=found.width,
+        matrices=found.matrices,
     )
 
 

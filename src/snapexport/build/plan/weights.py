@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from snapexport.build import BuildOptions
 from snapexport.build.plan.model import PlannedForms, PlannedModel
+from snapexport.build.prefill_sizes import given_short_chunks
 from snapexport.contract.targets import capabilities
 from snapexport.files.dtypes import BY_FLAG
 
@@ -125,7 +126,8 @@ def _fp8_saving(model: PlannedModel, item: int) -> int:
 def sessions_with_weights(options: BuildOptions) -> int:
     """Number of graphs with weights: prefill of every kind, and decode of every size."""
     forms = 2 if options.tokens_per_step > 1 else 1  # of decode
-    prefills = 1 + len(options.prefill_capacities) + bool(options.graph.prefill_budget)
+    prefills = (1 + len(options.prefill_capacities)) * (1 + len(given_short_chunks(options)))
+    prefills += bool(options.graph.prefill_budget)
     return prefills + forms * (1 + len(options.smaller_batches))
 
 
@@ -184,5 +186,6 @@ def _expert_bytes(model: PlannedModel, form: "Form | None", item: int) -> int:
     width, hidden = experts.width, experts.hidden_size
     if form and (width % form.block or hidden % form.block or form.minima or form.ordered):
         form = None
-    one = _integer_bytes(2 * width, hidden, form, item) + _integer_bytes(hidden, width, form, item)
+    ups = (experts.matrices - 1) * width
+    one = _integer_bytes(ups, hidden, form, item) + _integer_bytes(hidden, width, form, item)
     return experts.layers * experts.count * one

@@ -1,6 +1,6 @@
 """Compares a build with transformers: runs all systems, and measures their differences."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import onnxruntime
@@ -38,21 +38,23 @@ def compare_build(
     loaders: of the build's graphs, by backend; ONNX Runtime's if none are given.
     """
     with _quiet():
-        reference = ReferenceRunner(reference_model(build, checkpoint))
+        reference = ReferenceRunner(*reference_model(build, checkpoint))
         feeds = [feed(prompt, reference.continuation(prompt, steps)) for prompt in prompts]
         reference.release()
-        runners = [reference, *_graphs(build, loaders or {})]
+        runners = [reference, *_graphs(build, loaders or {}, reference.never_sampled)]
         # Polygraphy's own loop: one runner after the other, each over all sequences.
         results = Comparator.run(runners, data_loader=feeds, streaming=False)
         return differences(build, runners, feeds, results)
 
 
-def _graphs(build: Build, loaders: Mapping[str, GraphLoader]) -> list[GraphRunner]:
+def _graphs(
+    build: Build, loaders: Mapping[str, GraphLoader], never_sampled: Sequence[int]
+) -> list[GraphRunner]:
     """Full cache and compressed cache on each backend, named where a backend was given."""
     named: dict[str, GraphLoader | None] = {f" ({name})": one for name, one in loaders.items()}
     baselines = [True, False] if build.has_baseline else [False]
     return [
-        GraphRunner(build, baseline, loader, remark)
+        GraphRunner(build, baseline, loader, remark, never_sampled)
         for baseline in baselines
         for remark, loader in (named or {"": None}).items()
     ]

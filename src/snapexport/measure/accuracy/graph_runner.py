@@ -4,6 +4,7 @@ Slow on purpose: every cache travels through the feeds, so that the runtime isn'
 graphs' contract, and no backend.
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import ml_dtypes  # noqa: F401 (teaches NumPy the name "bfloat16")
@@ -29,10 +30,11 @@ class GraphRunner(SequenceRunner):
         baseline: bool = False,
         loader: GraphLoader | None = None,
         remark: str = "",
+        never_sampled: Sequence[int] = (),
     ) -> None:
         """loader: ONNX Runtime's unless another is given. remark: added to the name."""
         policy = build.manifest.geometry.policy
-        super().__init__(name=("full cache" if baseline else policy) + remark)
+        super().__init__(("full cache" if baseline else policy) + remark, never_sampled)
         self.build = build
         self._loader = loader or on_onnxruntime(build)
         self.lossless = baseline or policy == "full"

@@ -3,13 +3,14 @@
 Refuses a checkpoint that can't be the build's: every difference would mean nothing.
 """
 
+import copy
 import gc
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
@@ -18,7 +19,12 @@ from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.checkpoint import QUANTIZATION, Checkpoint
 from snapexport.exporter.gguf.header import GgufHeader
 from snapexport.exporter.integers.read import dequantized
-from snapexport.exporter.models import make_model
+from snapexport.exporter.models import (
+    causal_language_model,
+    leave_text,
+    make_model,
+    with_text_alone,
+)
 from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.text_files import CONFIG
@@ -31,8 +37,8 @@ class ReferenceRunner(SequenceRunner):
 
     original = True
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(name="transformers")
+    def __init__(self, model: Any, decoder: Decoder) -> None:
+        super().__init__("transformers", decoder.never_sampled)
         self._model = model
         self._logits: dict[tuple[int, ...], Array] = {}
 
@@ -51,6 +57,7 @@ class ReferenceRunner(SequenceRunner):
         out = self._model(torch.tensor([prompt]), logits_to_keep=1)
         rows = [out.logits[0, -1]]
         while len(chosen) < tokens:
+            rows[-1][self.never_sampled] = -torch.inf
             chosen.append(int(rows[-1].argmax()))
             out = self._model(torch.tensor([chosen[-1:]]), past_key_values=out.past_key_values)
             rows.append(out.logits[0, -1])
@@ -75,14 +82,16 @@ _SAME = (
 """Facts of the manifest that a config.json has to agree with."""
 
 
-def reference_model(build: Build, checkpoint: str | None) -> Any:
+def reference_model(build: Build, checkpoint: str | None) -> tuple[Any, Decoder]:
     """The model of `checkpoint`, or of config and weights of the build itself. Raises UserError."""
-    return _own_model(build) if checkpoint is None else _model_of(build, checkpoint)
+    opened = _configs_of(build) if checkpoint is None else open_checkpoint(hub.resolve(checkpoint))
+    decoder = _matching_decoder(build, opened)
+    own = checkpoint is None
+    model = _own_model(build, opened, decoder) if own else _model_of(opened, decoder)
+    return causal_language_model(model), decoder
 
 
-def _model_of(build: Build, model: str) -> Any:
-    checkpoint = open_checkpoint(hub.resolve(model))
-    decoder = _matching_decoder(build, checkpoint)
+def _model_of(checkpoint: Checkpoint, decoder: Decoder) -> Any:
     if checkpoint.gguf:
         return _gguf_model(checkpoint.gguf, decoder)
     try:
@@ -110,18 +119,39 @@ def _loaded(checkpoint: Checkpoint, decoder: Decoder) -> Any:
         _SIXTEEN_BITS.get(tensor.dtype, torch.float32) for tensor in checkpoint.tensors.values()
     }
     dtype = kinds.pop() if len(kinds) == 1 else torch.float32
-    given = AutoModelForCausalLM.from_pretrained(
-        checkpoint.directory, config=decoder.config, dtype=dtype
-    ).eval()
+    given = _from_files(checkpoint, decoder, dtype).eval()
     if dtype == torch.float32:
         return given
     stored = given.state_dict()
-    model = make_model(decoder.config, dtype=torch.float32).eval()
+    model = make_model(decoder.config, decoder.whole, dtype=torch.float32).eval()
 
     def read(chosen: Chosen) -> Tensors:
         return {name: one.float() for name, one in stored.items() if chosen(name)}
 
     read_by_layer(model, decoder.names.layers, read)
+    return model
+
+
+def _from_files(checkpoint: Checkpoint, decoder: Decoder, dtype: torch.dtype) -> Any:
+    """What transformers loads, of a vision-language checkpoint the language model."""
+    auto: Any = AutoModelForImageTextToText if decoder.whole else AutoModelForCausalLM
+    config = copy.deepcopy(decoder.whole or decoder.config)
+    if decoder.whole:
+        config.text_config = decoder.config
+
+    def load() -> Any:
+        return auto.from_pretrained(
+            checkpoint.directory, config=config, dtype=dtype, output_loading_info=True
+        )
+
+    model, found = with_text_alone(decoder.config, load) if decoder.whole else load()
+    if missing := sorted(found["missing_keys"]):  # they would be random
+        raise UserError(
+            f"transformers finds no weights for {missing[0]} in {checkpoint.directory}",
+            "leave out --model, which compares with the build's own weights",
+        )
+    if decoder.whole:
+        leave_text(model)
     return model
 
 
@@ -144,14 +174,16 @@ def _gguf_model(header: GgufHeader, decoder: Decoder) -> Any:
     return model
 
 
-def _own_model(build: Build) -> Any:
+def _configs_of(build: Build) -> Checkpoint:
     if not (build.directory / CONFIG).is_file():
         raise UserError(
             f"{build.directory} has no {CONFIG}, which transformers needs",
             "pass the checkpoint that was built as --model",
         )
-    config_alone = Checkpoint.of_configs(build.directory, tensors={})
-    decoder = _matching_decoder(build, config_alone)
+    return Checkpoint.of_configs(build.directory, tensors={})
+
+
+def _own_model(build: Build, configs: Checkpoint, decoder: Decoder) -> Any:
     model = make_model(decoder.config, decoder.whole, dtype=torch.float32).eval()
     opened: Any = safe_open  # without types
     files = [opened(build.directory / one.file, "pt") for one in build.manifest.weights]
@@ -160,7 +192,7 @@ def _own_model(build: Build) -> Any:
 
     def read(chosen: Chosen) -> Tensors:
         some = {name: file.get_tensor(name) for name, file in stored.items() if chosen(name)}
-        whole = fp8.dequantized(dequantized(some), config_alone.config)
+        whole = fp8.dequantized(dequantized(some), configs.config)
         return derived.originals(_without_padding(whole, columns), decoder)
 
     read_by_layer(model, decoder.names.layers, read)

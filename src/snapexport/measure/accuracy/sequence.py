@@ -1,11 +1,13 @@
 """Defines the unit of comparison: a prompt and its continuation, forced on every runner.
 
 Feed: input_ids int64 [1, L + N], prompt_length int64 [1]. Results: prefill.logits [1, V] of the
-prompt's last token, decode.logits [N, V] after each token of the continuation.
+prompt's last token, decode.logits [N, V] after each token of the continuation. V: those of the
+vocabulary that the build samples.
 """
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,14 @@ def feed(prompt: list[int], continuation: list[int]) -> Feed:
 
 
 class SequenceRunner(BaseRunner):  # type: ignore[misc]
-    """A Polygraphy runner over whole sequences: a subclass gives the logits [1 + N, V]."""
+    """A Polygraphy runner over whole sequences: a subclass gives the logits [1 + N, V].
+
+    never_sampled: tokens of media, whose logits a build replaces. They are not compared.
+    """
+
+    def __init__(self, name: str, never_sampled: Sequence[int]) -> None:
+        super().__init__(name=name)
+        self.never_sampled = list(never_sampled)
 
     lossless = True
     """Whether it attends to every position of a sequence of any length."""
@@ -58,4 +67,6 @@ class SequenceRunner(BaseRunner):  # type: ignore[misc]
         started = time.perf_counter()
         logits = self.logits(feed_dict[INPUT_IDS][0], int(feed_dict[PROMPT_LENGTH][0]))
         self.inference_time = time.perf_counter() - started
+        # Polygraphy takes contiguous arrays alone.
+        logits = np.ascontiguousarray(np.delete(logits, self.never_sampled, axis=-1))
         return OrderedDict([(PREFILL_LOGITS, logits[:1]), (DECODE_LOGITS, logits[1:])])

@@ -31,8 +31,12 @@ NOTES = (
     "with caches bound in place, as its generator does; llama.cpp's cache is that of a prompt of "
     "1,024 tokens, loaded again and again to the positions behind",
     "kvpress decodes on as many entries as SnapKVPress keeps; its cache then grows",
-    "llama.cpp has a cache of 16 bits, as it is by default; all others have 32",
+    "llama.cpp has a cache of 16 bits and OpenVINO GenAI one of 8, as they are by default; all "
+    "others have 32",
 )
+
+_CHUNK = {True: 128, False: 512}
+"""Of prefill, as `snapexport build` chooses it: whether ONNX Runtime runs fp32."""
 
 T = TypeVar("T")
 
@@ -42,7 +46,8 @@ class Options:
     """kv_budget: cache slots of SnapStream, and of kvpress. bits: of the weights.
 
     text: a file; each system goes on with `passages` passages of it, as long as the first of
-    `prompts`, by `answer_tokens` tokens. Empty: answers are not compared.
+    `prompts`, by `answer_tokens` tokens. Empty: answers are not compared. systems: names of those
+    to measure; empty: all.
     """
 
     checkpoint: str = "small"
@@ -56,6 +61,7 @@ class Options:
     text: str = ""
     passages: int = 4
     answer_tokens: int = 48
+    systems: tuple[str, ...] = ()
 
 
 def run(setup: Setup, options: Options, results: Results) -> None:
@@ -79,7 +85,7 @@ def _measure(
         cases = [
             Case("ttft", one.labels | {"prompt": prompt}, timed, warm=False)
             for one, worker in workers
-            if one.prompts and (timed := _tried(results, one, partial(first_token, worker, prompt)))
+            if one.prompts and (timed := tried(results, one, partial(first_token, worker, prompt)))
         ]
         results.measure("ttft", alone(cases), options.prompt_rounds, probes)
     for context in options.contexts:
@@ -87,7 +93,7 @@ def _measure(
             Case("decode", one.labels | {"context": context}, step, options.steps)
             for one, worker in workers
             if context in one.contexts
-            and (step := _tried(results, one, partial(_step, worker, context)))
+            and (step := tried(results, one, partial(_step, worker, context)))
         ]
         results.measure("decode", alone(cases), options.rounds, probes)
 
@@ -102,16 +108,22 @@ def variants(setup: Setup, options: Options) -> Iterator[Variant]:
         contexts=options.contexts,
         longest_prompt=max(options.prompts),
         kv_budget=options.kv_budget,
-        builds=lambda weights, dtype: setup.builds(
-            options.checkpoint, weights=weights, dtype=dtype
+        builds=lambda weights, dtype, target: setup.builds(
+            options.checkpoint,
+            weights=weights,
+            dtype=dtype,
+            target=target,
+            chunk=_CHUNK[target == "onnxruntime" and dtype == "fp32"],
         ),
         gguf=options.checkpoint if options.checkpoint.endswith(".gguf") else None,
         peers_python=setup.peers_python,
         kvpress_python=setup.kvpress_python,
+        openvino_python=setup.openvino_python,
+        systems=options.systems,
     )
     for plugin in PLUGINS:
         for variant in plugin.variants(scene):
-            if variant.bits in options.bits:
+            if variant.bits in options.bits and scene.wants(variant.name):
                 yield variant
 
 
@@ -121,13 +133,13 @@ def _loaded(
     """The systems that load; the results record the errors of the others."""
     for variant in variants:
         results.progress(f"loading {variant.name}", 0, 1)
-        if worker := _tried(results, variant, partial(Worker, variant)):
+        if worker := tried(results, variant, partial(Worker, variant)):
             stack.callback(worker.close)
             results.add("versions", {"system": variant.name, **worker.versions})
             yield variant, worker
 
 
-def _tried(results: Results, variant: Variant, action: Callable[[], T]) -> T | None:
+def tried(results: Results, variant: Variant, action: Callable[[], T]) -> T | None:
     """The action's result; None if the peer fails, which the results record."""
     try:
         return action()
@@ -189,7 +201,7 @@ def _answer(
             if results.has("answers", labels := one.labels | {"passage": number}):
                 continue
             answer = partial(worker.answer, passage, options.answer_tokens)
-            if (tokens := _tried(results, one, answer)) is not None:
+            if (tokens := tried(results, one, answer)) is not None:
                 results.add("answers", labels | {"tokens": tokens})
 
 
@@ -262,7 +274,7 @@ def tables(report: Row) -> Iterator[Table]:
 
 
 PEERS = Experiment(
-    help="decode and TTFT beside onnxruntime-genai, transformers, kvpress and llama.cpp",
+    help="decode and TTFT beside other libraries",
     cpu=Options(),
     quick=Options(
         contexts=(256, 1024), prompts=(128, 256), kv_budget=128, rounds=2, prompt_rounds=1

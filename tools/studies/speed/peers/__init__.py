@@ -10,13 +10,26 @@ A plug-in is one file of this folder. It loads without snapexport, which its int
         def first_token(tokens)   from a prompt to its first logits, with an empty cache
         def fill(context)         stand behind context - 1 tokens, so that a step attends to context
         def step()                one more token
-        def answer(tokens, count) -> list[int]    the `count` likeliest tokens, one by one
+        def stream(tokens)        yield the likeliest tokens after a prompt, one by one
 
-To add one: write the file, add it to PLUGINS, add its packages to peers.txt.
+To add one: write the file, add it to PLUGINS, add its packages to peers.txt, or to a file of its
+own if they ask for other versions.
 """
 
 from types import ModuleType
 
-from tools.studies.speed.peers import genai, hugging_face, llama_cpp_peer, snapexport_build
+from tools.studies.speed.peers import (
+    genai,
+    hugging_face,
+    llama_cpp_peer,
+    openvino_peer,
+    snapexport_build,
+)
 
-PLUGINS: tuple[ModuleType, ...] = (snapexport_build, genai, hugging_face, llama_cpp_peer)
+PLUGINS: tuple[ModuleType, ...] = (
+    snapexport_build,
+    openvino_peer,
+    genai,
+    hugging_face,
+    llama_cpp_peer,
+)

@@ -74,13 +74,10 @@ class Genai:
         self._generator: Any = None
 
     def first_token(self, tokens: Sequence[int]) -> None:
-        self._begin(tokens, self._longest)
-
-    def _begin(self, tokens: Sequence[int], least: int) -> None:
-        """The first token. A text may end behind `least` tokens alone."""
+        """No text ends before the longest."""
         self._generator = None  # one cache at a time
         params = self._og.GeneratorParams(self._model)
-        params.set_search_options(max_length=self._longest, min_length=least)
+        params.set_search_options(max_length=self._longest, min_length=self._longest)
         self._generator = self._og.Generator(self._model, params)
         self._generator.append_tokens(np.array(tokens, np.int32))
         self.step()
@@ -91,16 +88,11 @@ class Genai:
     def step(self) -> None:
         self._generator.generate_next_token()
 
-    def answer(self, tokens: Sequence[int], count: int) -> list[int]:
-        """Fewer where the text ends."""
-        self._begin(tokens, 0)
-        while len(self._written(tokens)) < count and not self._generator.is_done():
+    def stream(self, tokens: Sequence[int]) -> Iterator[int]:
+        self.first_token(tokens)
+        while True:
+            yield int(self._generator.get_next_tokens()[0])
             self.step()
-        return self._written(tokens)
-
-    def _written(self, prompt: Sequence[int]) -> list[int]:
-        written: list[int] = self._generator.get_sequence(0)[len(prompt) :].tolist()
-        return written
 
 
 class Graph:

@@ -77,12 +77,12 @@ class Transformers:
     def step(self) -> None:
         self._decode(1)
 
-    def answer(self, tokens: Sequence[int], count: int) -> list[int]:
+    def stream(self, tokens: Sequence[int]) -> Iterator[int]:
         self.first_token(tokens)
-        written = [self._likeliest]
-        while len(written) < count:
-            written.append(int(self._decode(written[-1]).logits[0, -1].argmax()))
-        return written
+        token = self._likeliest
+        while True:
+            yield token
+            token = int(self._decode(token).logits[0, -1].argmax())
 
     def _decode(self, token: int) -> Any:
         with self._torch.inference_mode():

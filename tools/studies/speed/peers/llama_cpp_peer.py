@@ -45,25 +45,26 @@ _ROTATED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 
 
 def variants(scene: "Scene") -> Iterator["Variant"]:
-    """Weights of 32, 16 and 4 bits, and the file that the checkpoint was made from."""
+    """Weights of 32 to 4 bits, and the file that the checkpoint was made from."""
     from tools.studies.speed.peers.process import Variant
 
     common = {"model": scene.model, "directory": scene.files, "threads": scene.threads}
-    files = {"F32": 32, "F16": 16, "Q4_0": 4}
+    files = {"F32": 32, "F16": 16, "Q8_0": 8, "Q4_0": 4}
     if scene.gguf:
         files[scene.gguf] = 4
     for weights, bits in files.items():
-        options = common | {"longest": max(scene.contexts), "weights": weights}
+        options = common | {"longest": max(scene.contexts), "weights": weights, "gguf": scene.gguf}
         name = f"llama.cpp {weights if weights != scene.gguf else 'on the file itself'}"
         yield Variant(name, bits, scene.peers_python, __file__, options, scene.contexts)
 
 
-def make(model: str, directory: str, weights: str, longest: int, threads: int) -> "LlamaCpp":
-    """Of these weights, or of a GGUF file."""
-    if weights.endswith(".gguf"):
-        path = Path(weights)
-    else:
-        path = written(Path(model), Path(directory), weights, threads)
+def make(
+    model: str, directory: str, weights: str, gguf: str | None, longest: int, threads: int
+) -> "LlamaCpp":
+    """Of these weights, or of the GGUF file."""
+    path = Path(weights)
+    if weights != gguf:
+        path = written(Path(model), Path(directory), weights, gguf, threads)
     return LlamaCpp(path, longest + ROOM, threads)
 
 
@@ -114,16 +115,14 @@ class LlamaCpp:
     def step(self) -> None:
         self._decode([1])
 
-    def answer(self, tokens: Sequence[int], count: int) -> list[int]:
+    def stream(self, tokens: Sequence[int]) -> Iterator[int]:
         self.first_token(tokens)
         vocabulary = self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
-        written: list[int] = []
         while True:
             logits = self._api.llama_get_logits_ith(self._context, -1)
-            written.append(int(np.ctypeslib.as_array(logits, (vocabulary,)).argmax()))
-            if len(written) == count:
-                return written
-            self._decode(written[-1:])
+            token = int(np.ctypeslib.as_array(logits, (vocabulary,)).argmax())
+            yield token
+            self._decode([token])
 
     def _decode(self, tokens: Sequence[int]) -> None:
         ids = (self._api.llama_token * len(tokens))(*tokens)
@@ -133,8 +132,11 @@ class LlamaCpp:
         self._api.llama_synchronize(self._context)
 
 
-def written(model: Path, directory: Path, weights: str, threads: int) -> Path:
-    """The file of these weights: F32, F16 or Q4_0; made where it is missing."""
+def written(model: Path, directory: Path, weights: str, gguf: str | None, threads: int) -> Path:
+    """The file of these weights: F32, F16, Q8_0 or Q4_0; made where it is missing.
+
+    llama.cpp makes all but F32 of the GGUF file, if there is one.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     out = directory / f"{model.name}.{weights}.gguf"
     unfinished = out.with_name(out.name + ".partial")
@@ -142,7 +144,8 @@ def written(model: Path, directory: Path, weights: str, threads: int) -> Path:
         if weights == "F32":
             _write_f32(model, unfinished)
         else:
-            _quantize(written(model, directory, "F32", threads), unfinished, weights, threads)
+            source = Path(gguf) if gguf else written(model, directory, "F32", gguf, threads)
+            _quantize(source, unfinished, weights, threads)
         unfinished.rename(out)
     return out
 
@@ -151,6 +154,7 @@ def _quantize(source: Path, out: Path, weights: str, threads: int) -> None:
     import llama_cpp
 
     params = llama_cpp.llama_model_quantize_default_params()
+    params.allow_requantize = True
     params.ftype, params.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{weights}"), threads
     status = llama_cpp.llama_model_quantize(
         str(source).encode(), str(out).encode(), ctypes.byref(params)

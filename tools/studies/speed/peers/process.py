@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.contract.manifest import Quantization
+from snapexport.contract.targets import Target
 from snapexport.errors import UserError
 from snapexport.files.dtypes import DType
 from tools.studies.speed.builds import Builds
@@ -34,8 +35,9 @@ class Scene:
     files: the directory for the checkpoint in a peer's own format. gguf: the file that the
     checkpoint was made from, or None.
 
-    bits: of the wanted weights. builds: quantization and dtype of the weights -> builds.
-    peers_python, kvpress_python: interpreters, or None.
+    bits: of the wanted weights. builds: quantization and dtype of the weights, and a target ->
+    builds. peers_python, kvpress_python, openvino_python: interpreters, or None. systems: names of
+    the wanted variants; empty: all.
     """
 
     bits: tuple[int, ...]
@@ -45,10 +47,16 @@ class Scene:
     contexts: tuple[int, ...]
     longest_prompt: int
     kv_budget: int
-    builds: Callable[[Quantization | None, DType], Builds]
+    builds: Callable[[Quantization | None, DType, Target], Builds]
     gguf: str | None = None
     peers_python: Path | None = None
     kvpress_python: Path | None = None
+    openvino_python: Path | None = None
+    systems: tuple[str, ...] = ()
+
+    def wants(self, system: str) -> bool:
+        """Whether a variant of that name will be measured."""
+        return not self.systems or system in self.systems
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,13 @@ class Worker:
         """The `count` likeliest tokens after a prompt, one by one. Raises PeerError."""
         gave = self._told("answer", {"tokens": list(tokens), "count": count})["gave"]
         return [int(token) for token in gave]
+
+    def request(self, tokens: Sequence[int], count: int) -> dict[str, float]:
+        """Seconds to the first and last of `count` tokens, and peak memory. Raises PeerError."""
+        took: dict[str, float] = self._told("request", {"tokens": list(tokens), "count": count})[
+            "gave"
+        ]
+        return took
 
     def _told(self, do: str, given: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin

@@ -2,26 +2,28 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from snapexport.contract.graph_options import GraphOptions
     from snapexport.contract.manifest import Quantization
     from snapexport.files.dtypes import DType
     from tools.studies.speed.peers.process import Scene, Variant
 
-PACKAGES = ("snapexport", "onnxruntime")
+PACKAGES = ("snapexport", "onnxruntime", "openvino")
 
 
 def variants(scene: "Scene") -> Iterator["Variant"]:
-    """Each cache with each kind of weights.
+    """Each cache with each kind of weights, and SnapStream with OpenVINO.
 
     Prepacked: with a second copy of the weights, as the libraries have that rearrange theirs.
-    Weights of 4 bits always are. Caches of a dtype of their own stand beside fp32 alone.
+    Integer weights always are. Caches of a dtype of their own stand beside fp32 alone.
     """
     from snapexport.contract.graph_options import GraphOptions
     from tools.studies.speed.builds import IN_INT8, PLAIN
-    from tools.studies.speed.peers.process import Variant
 
     caches = {
         "SnapStream": (scene.kv_budget, PLAIN, False),
@@ -30,41 +32,70 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
         "SnapStream in int8": (scene.kv_budget, IN_INT8, False),
         "full": (None, PLAIN, False),
     }
-    weights: dict[int, tuple[Quantization | None, DType]] = {
-        32: (None, "fp32"),
-        16: (None, "fp16"),
-        4: ("int4", "fp32"),
+    weights: dict[tuple[str, int], tuple[Quantization | None, DType]] = {
+        ("fp32", 32): (None, "fp32"),
+        ("fp16", 16): (None, "fp16"),
+        ("int8", 8): ("int8", "fp32"),
+        ("int4", 4): ("int4", "fp32"),
     }
-    for bits in scene.bits:
-        quantization, dtype = weights[bits]
-        builds = scene.builds(quantization, dtype)
-        for cache, (budget, form, prepack) in caches.items():
-            if (prepack and bits != 32) or (form != PLAIN and dtype != "fp32"):
-                continue
-            build = builds.get(max(scene.contexts), budget, form=form)
-            directory = str(build.directory.absolute())
-            options = {"build": directory, "threads": scene.threads, "prepack": prepack}
-            name, python = f"snapexport {quantization or dtype}, {cache}", Path(sys.executable)
-            yield Variant(name, bits, python, __file__, options, scene.contexts)
+    if scene.gguf:
+        weights["the file's", 4] = ("keep", "fp32")
+    for ((kind, bits), of), (cache, how) in product(weights.items(), caches.items()):
+        (_, form, prepack), (_, dtype) = how, of
+        if (not prepack or bits == 32) and (form == PLAIN or dtype == "fp32"):
+            yield from _variant(scene, f"snapexport {kind}, {cache}", bits, of, how)
+    for kind, bits in ("fp32", 32), ("int8", 8):
+        name, how = f"snapexport {kind}, SnapStream, OpenVINO in bf16", caches["SnapStream"]
+        backend = {"backend": "openvino", "precision": "bf16"}
+        yield from _variant(scene, name, bits, weights[kind, bits], how, **backend)
 
 
-def make(build: str, threads: int, prepack: bool = False) -> "Snapexport":
-    """A build with caches of random numbers."""
+def _variant(
+    scene: "Scene",
+    name: str,
+    bits: int,
+    weights: "tuple[Quantization | None, DType]",
+    cache: "tuple[int | None, GraphOptions, bool]",
+    **loaded: str,
+) -> Iterator["Variant"]:
+    """The variant, with its build, if it is wanted. loaded: options of `make`."""
+    from tools.studies.speed.peers.process import Variant
+
+    budget, form, prepack = cache
+    if bits in scene.bits and scene.wants(name):
+        builds = scene.builds(*weights, "openvino" if loaded else "onnxruntime")
+        build = builds.get(max(scene.contexts), budget, form=form)
+        options = {"build": str(build.directory.absolute()), "threads": scene.threads}
+        options |= {"prepack": prepack, **loaded}
+        yield Variant(name, bits, Path(sys.executable), __file__, options, scene.contexts)
+
+
+def make(build: str, threads: int, prepack: bool = False, **loaded: Any) -> "Snapexport":
+    """A build. loaded: options of `open_executor`."""
     sys.path.append(str(Path(__file__).parents[4]))  # a worker starts without the repository's root
-    return Snapexport(Path(build), threads, prepack)
+    return Snapexport(Path(build), {"threads": threads, "prepack": prepack, **loaded})
 
 
 class Snapexport:
-    """Its executor, without a scheduler."""
+    """Its executor without a scheduler, and requests of an `LLM`."""
 
-    def __init__(self, build: Path, threads: int, prepack: bool) -> None:
+    def __init__(self, build: Path, loaded: dict[str, Any]) -> None:
         from snapexport.contract.build_directory import Build
-        from snapexport.measure.bench.systems import load
+        from snapexport.measure.bench.systems import ExecutorSystem
+        from snapexport.runtime.engine.open_executor import open_executor
+        from snapexport.runtime.requests.llm import LLM
+
+        self._build = Build.open(build)
+        executor = open_executor(self._build, **{"backend": "onnxruntime"} | loaded)
+        self._system, self._llm = ExecutorSystem(executor), LLM.from_executor(executor)
+        self._context = 1
+
+    @cached_property
+    def _filled(self) -> Any:
+        """With caches of random numbers."""
         from tools.studies.speed.filled import FilledSystem
 
-        self._system = load(build, threads=threads, prepack=prepack)
-        self._filled = FilledSystem(Build.open(build), self._system.executor)
-        self._context = 1
+        return FilledSystem(self._build, self._system.executor)
 
     def first_token(self, tokens: Sequence[int]) -> None:
         self._system.prefill(0, tokens)
@@ -76,6 +107,10 @@ class Snapexport:
     def step(self) -> None:
         self._filled.step(self._context, 1)
 
-    def answer(self, tokens: Sequence[int], count: int) -> list[int]:
-        first = self._system.prefill(0, tokens)
-        return [first, *(self._system.decode(1)[0] for _ in range(count - 1))]
+    def stream(self, tokens: Sequence[int]) -> Iterator[int]:
+        from snapexport.runtime.requests.request import SamplingParams
+
+        room = self._system.executor.limits.positions - len(tokens)
+        params = SamplingParams(max_tokens=room, ignore_eos=True)
+        for delta in self._llm.stream(list(tokens), params):
+            yield from delta.token_ids

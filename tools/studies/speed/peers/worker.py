@@ -2,8 +2,9 @@
 
 It reads a command as a line of JSON from standard input, runs it, answers with a line, and sleeps
 until the next: {"do": "first_token", "tokens": [...]}, {"do": "fill", "context": N}, {"do": "step"}
-or {"do": "answer", "tokens": [...], "count": N}. The answer is {"seconds": ..., "gave": ...}, or
-{"failed": ...} with the reason. The first answer is that of loading, and has "versions".
+or {"do": "answer", "tokens": [...], "count": N}, and with "request" the same for times and memory
+in place of tokens. The answer is {"seconds": ..., "gave": ...}, or {"failed": ...} with the reason.
+The first answer is that of loading, and has "versions".
 """
 
 import importlib.util
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
 from typing import Any, TextIO
 
 
@@ -35,7 +38,8 @@ def main() -> None:
         return {"versions": found}
 
     def obey(do: str, **given: Any) -> dict[str, Any]:
-        return {"gave": getattr(peer, do)(**given)}
+        command = _COMMANDS.get(do) or getattr(type(peer), do)
+        return {"gave": command(peer, **given)}
 
     _answer(answers, load)
     for line in sys.stdin:
@@ -59,6 +63,30 @@ def _answer(answers: TextIO, action: Callable[[], dict[str, Any]]) -> None:
     except Exception as error:  # whatever a library raises is the result's to tell
         answer = {"failed": f"{type(error).__name__}: {error}"[:500]}
     print(json.dumps(answer), file=answers, flush=True)
+
+
+def _tokens(peer: Any, tokens: list[int], count: int) -> list[int]:
+    return list(islice(peer.stream(tokens), count))
+
+
+def _request(peer: Any, tokens: list[int], count: int) -> dict[str, float]:
+    """Seconds to the first token and to the last, and the most bytes of memory meanwhile."""
+    Path("/proc/self/clear_refs").write_text("5")  # the most memory is that of now
+    started = time.perf_counter()
+    stream = peer.stream(tokens)
+    next(stream)
+    first = time.perf_counter() - started
+    made = sum(1 for _ in islice(stream, count - 1)) + 1
+    last = time.perf_counter() - started
+    if made < count:
+        raise ValueError(f"it ended after {made} tokens")
+    status = Path("/proc/self/status").read_text().splitlines()
+    (most,) = (line.split()[1] for line in status if line.startswith("VmHWM:"))
+    return {"first": first, "last": last, "peak_bytes": int(most) * 1024}
+
+
+_COMMANDS = {"answer": _tokens, "request": _request}
+"""What is made of a peer's `stream`."""
 
 
 if __name__ == "__main__":
