@@ -4,7 +4,6 @@ A checkpoint stores W_UK and W_UV of all heads in one matrix, kv_b_proj. A build
 weight of its own (`split_up_projections`), since a graph would have to copy them apart in each run.
 """
 
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,15 +22,10 @@ from snapexport.graphs.markers import LATENT_ATTENTION, TRACE_DOMAIN
 _STORED, _KEY_UP, _VALUE_UP = "kv_b_proj.weight", "kv_b_proj.key", "kv_b_proj.value"
 
 
-def mark_latent_attention(model: Any, decoder: Any, interleaved: bool) -> None:
-    """Replace the forward of every attention module, and RoPE's by one that gives half widths.
-
-    decoder: the module with RoPE. interleaved: RoPE turns channels 2i and 2i + 1.
-    """
-    rotary = decoder.rotary_emb
-    rotary.forward = functools.partial(cos_sin, rotary)
+def mark_latent_attention(model: Any) -> None:
+    """Let every attention module hand attention its latents in the place of keys and values."""
     for module in model.modules():
-        if hasattr(module, "kv_b_proj"):
+        if is_latent(module):
             config, rank = module.config, module.config.kv_lora_rank
             heads, stored = module.num_heads, module.kv_b_proj.weight
             del module.kv_b_proj.weight
@@ -39,58 +33,28 @@ def mark_latent_attention(model: Any, decoder: Any, interleaved: bool) -> None:
             for name, shape in shapes.items():
                 part = nn.Parameter(stored.new_empty(heads, *shape), requires_grad=False)
                 module.kv_b_proj.register_parameter(name, part)
-            module.forward = functools.partial(_forward, module, interleaved)
+            module.expand_kv = lambda latents, rotated: (latents, rotated)
 
 
-def cos_sin(rotary: Any, states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [B,C,d/2] of a RoPE over d numbers."""
-    angles = position_ids[..., None].float() * rotary.inv_freq.float()
-    turned = (angles.cos(), angles.sin())
-    cos, sin = ((table * rotary.attention_scaling).to(states.dtype) for table in turned)
-    return cos, sin
+def is_latent(module: Any) -> bool:
+    """Whether an attention module projects latents up to keys and values."""
+    return hasattr(module, "kv_b_proj")
 
 
-def _forward(
-    module: Any,
-    interleaved: bool,
-    hidden_states: Tensor,
-    position_embeddings: tuple[Tensor, Tensor],
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Hidden states [B,C,E] -> [B,C,E], in the place of transformers' forward."""
-    batch, chunk = hidden_states.shape[:2]
-    config, up = module.config, module.kv_b_proj
-    heads, rank, nope = module.num_heads, config.kv_lora_rank, config.qk_nope_head_dim
-    rope = functools.partial(
-        onnx_ops.rotary_embedding,
-        cos_cache=position_embeddings[0],
-        sin_cache=position_embeddings[1],
-        interleaved=interleaved,
-    )
-    queries = queries_of(module, hidden_states).view(batch, chunk, heads, -1)
-    latents = module.kv_a_proj_with_mqa(hidden_states)
-    c_kv = module.kv_a_layernorm(latents[..., :rank]).view(batch, 1, chunk, rank)
-    k_rope = rope(latents[..., rank:].view(batch, 1, chunk, -1))
-    q_rope = rope(queries[..., nope:].transpose(1, 2))
-    query = torch.cat((queries[..., :nope].transpose(1, 2), q_rope), dim=-1)
-    attended = onnx_ops.symbolic(
+def latent_marker(
+    module: Any, query: Tensor, c_kv: Tensor, k_rope: Tensor, place: int, scale: float
+) -> Tensor:
+    """Queries [B,H,C,n+d] and latents [B,1,C,r] and [B,1,C,d] -> [B,C,H,v]."""
+    up = module.kv_b_proj
+    marked: Tensor = onnx_ops.symbolic(
         f"{TRACE_DOMAIN}::{LATENT_ATTENTION}",
         (query, c_kv, k_rope, up.key, up.value),
-        {"layer": module.layer_idx, "scale": float(module.scaling)},
+        {"layer": place, "scale": scale},
         dtype=query.dtype,
-        shape=(batch, chunk, heads, up.value.shape[2]),
+        shape=(query.shape[0], query.shape[2], query.shape[1], up.value.shape[2]),
         version=1,
     )
-    return module.o_proj(attended.reshape(batch, chunk, -1)), None
-
-
-def queries_of(module: Any, hidden_states: Tensor) -> Tensor:
-    """The queries before RoPE, [B,C,H*(n+d)]."""
-    if getattr(module, "q_b_proj", None) is None:
-        states: Tensor = module.q_proj(hidden_states)
-    else:
-        states = module.q_b_proj(module.q_a_layernorm(module.q_a_proj(hidden_states)))
-    return states
+    return marked
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 from torch.onnx import ops as onnx_ops
 
-from snapexport.exporter.architectures import Rope
-from snapexport.exporter.latent_attention import cos_sin
-from snapexport.exporter.probe.rope import APPLY, APPLY_COMPLEX, angles_of
+from snapexport.exporter.architectures import Decoder, Rope
+from snapexport.exporter.probe.rope import (
+    APPLY,
+    APPLY_COMPLEX,
+    APPLY_INTERLEAVED,
+    angles_of,
+    as_taken,
+    cos_sin,
+)
 
 
 def _rotated(form: Rope, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -41,10 +47,10 @@ def _of_one(form: Rope, states: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim:
 
 
 def _of_complex(form: Rope, query: Tensor, key: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
-    """Of [B,C,H,D], by cosines and sines [2,B,C,D/2] in the place of complex numbers."""
+    """By cosines and sines [2,B,C,D/2] in the place of complex numbers."""
     cos, sin = turns.unbind()
-    turned = (_rotated(form, one.transpose(1, 2), cos, sin) for one in (query, key))
-    query, key = (one.transpose(1, 2) for one in turned)
+    turned = (_rotated(form, as_taken(form, one), cos, sin) for one in (query, key))
+    query, key = (as_taken(form, one) for one in turned)
     return query, key
 
 
@@ -52,25 +58,30 @@ _FUNCTIONS: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "both": (APPLY, _of_both),
     "one": (APPLY, _of_one),
     "complex": (APPLY_COMPLEX, _of_complex),
+    "complex by head": (APPLY_COMPLEX, _of_complex),
 }
 
 
 @contextmanager
-def rope_marked(modeling: Any, inside: Any, form: Rope | None) -> Iterator[None]:
+def rope_marked(modeling: Any, inside: Any, decoder: Decoder) -> Iterator[None]:
     """In this block a model's RoPE is the operator; without a form it stays as it is.
 
-    inside: the decoder.
+    inside: transformers' decoder.
     """
-    if form is None:
-        yield
-        return
-    name, function = _FUNCTIONS[form.takes]
-    original = getattr(modeling, name)
-    setattr(modeling, name, functools.partial(function, form))
-    if form.takes == "complex":
+    marked: dict[str, Any] = {}
+    if form := decoder.rope:
+        name, function = _FUNCTIONS[form.takes]
+        marked[name] = functools.partial(function, form)
+    if other := decoder.interleaved_rope:
+        marked[APPLY_INTERLEAVED] = functools.partial(_of_both, other)
+    originals = {name: getattr(modeling, name) for name in marked}
+    for name, function in marked.items():
+        setattr(modeling, name, function)
+    if APPLY_COMPLEX in marked:
         rotary = inside.rotary_emb
         rotary.forward = lambda states, positions: torch.stack(cos_sin(rotary, states, positions))
     try:
         yield
     finally:
-        setattr(modeling, name, original)
+        for name, original in originals.items():
+            setattr(modeling, name, original)

@@ -20,7 +20,7 @@ from snapexport.exporter.architectures import Decoder, RMSNorm
 from snapexport.exporter.buffers import compute_buffers
 from snapexport.exporter.experts import mark_experts
 from snapexport.exporter.head import bar_tokens
-from snapexport.exporter.latent_attention import mark_latent_attention
+from snapexport.exporter.latent_attention import is_latent, latent_marker, mark_latent_attention
 from snapexport.exporter.models import in_users_words, keep_layers, make_model, modeling_of
 from snapexport.exporter.rotary import rope_marked
 from snapexport.exporter.state_markers import StateMarkers
@@ -50,9 +50,12 @@ def _attention_marker(
     """
     batch, heads, chunk, head_dim = query.shape
     place, layer = getattr(module, _PLACE)
+    scale = float(head_dim**-0.5 if scaling is None else scaling)
+    if is_latent(module):
+        return latent_marker(module, query, key, value, place, scale), None
     attributes: dict[str, Any] = {
         "layer": place,
-        "scale": float(head_dim**-0.5 if scaling is None else scaling),
+        "scale": scale,
         "window": layer.window,
         "softcap": float(softcap or 0.0),
         "latent": 0,
@@ -114,14 +117,14 @@ def skeleton(
     _mark_places(model, decoder)
     _mark_norms(model, decoder)
     if decoder.latent:
-        mark_latent_attention(model, inside, decoder.interleaved_latents)
+        mark_latent_attention(model)
     if decoder.expert_form:
         mark_experts(model, decoder.expert_form)
     _keep_in_fp32(model)
     scale_by_positions(inside)
     modeling = modeling_of(model, names.decoder)
     states = states_replaced(modeling, StateMarkers.of(model.get_submodule(names.layers)))
-    with rope_marked(modeling, inside, decoder.rope), states:
+    with rope_marked(modeling, inside, decoder), states:
         yield model, fake
 
 

@@ -5,6 +5,7 @@ they have no weights, and take their shapes from the prefill graph.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -24,7 +25,7 @@ from snapexport.graphs.functions.repetition import repetition_votes
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import call, fresh, int64s, markers, node
 from snapexport.graphs.passes.cache import cache_like
-from snapexport.graphs.passes.storage import storage_of
+from snapexport.graphs.passes.storage import cast, storage_of
 
 
 def compress_graph(prefill: gs.Graph, geometry: CacheGeometry, options: GraphOptions) -> gs.Graph:
@@ -34,13 +35,14 @@ def compress_graph(prefill: gs.Graph, geometry: CacheGeometry, options: GraphOpt
     graph = gs.Graph(name="compress", opset=prefill.opset, inputs=[prompt_length])
     for layer, marker in _caching(prefill, geometry):
         ranks = sharing(prefill, latent=bool(marker.attrs["latent"]))
-        states = _inputs(layer, marker, geometry, prompt_length, ranks)
+        states = _inputs(layer, marker, geometry, options, prompt_length, ranks)
         graph.inputs.extend([states.key, states.value, *_deciding(states, geometry, layer)])
-        compress_layer(graph, geometry, layer, Scores.of(marker), states, storage)
+        read = _in_models_type(graph, marker, states)
+        compress_layer(graph, geometry, layer, Scores.of(marker), read, storage)
     return graph
 
 
-def vote_graph(prefill: gs.Graph, geometry: CacheGeometry) -> gs.Graph:
+def vote_graph(prefill: gs.Graph, geometry: CacheGeometry, options: GraphOptions) -> gs.Graph:
     """A chunk's votes in every layer that has some, of a traced prefill graph.
 
     The chunk was run at the prompt's end. Each vote is the larger one of those before and of the
@@ -50,10 +52,10 @@ def vote_graph(prefill: gs.Graph, geometry: CacheGeometry) -> gs.Graph:
     graph = gs.Graph(name="vote", opset=prefill.opset, inputs=[prompt_length])
     for layer, marker in _caching(prefill, geometry):
         if geometry.shapes[layer].K:
-            states = _inputs(layer, marker, geometry, prompt_length, 1)
+            states = _inputs(layer, marker, geometry, options, prompt_length, 1)
             read = [states.key, states.value] if states.latent else [states.key]
             graph.inputs.extend([*read, states.query_window, states.votes])
-            votes = _with_chunk(graph, Scores.of(marker), states)
+            votes = _with_chunk(graph, Scores.of(marker), _in_models_type(graph, marker, states))
             votes.name = names.present_votes(layer)
             graph.outputs.append(votes)
     return graph
@@ -99,10 +101,24 @@ def _deciding(states: PromptStates, geometry: CacheGeometry, layer: int) -> list
     return [states.votes] if geometry.shapes[layer].K else []
 
 
+def _in_models_type(graph: gs.Graph, marker: gs.Node, states: PromptStates) -> PromptStates:
+    """The vote and what is kept go by the prompt's cache as it was rounded."""
+    dtype = marker.inputs[1].dtype
+    if states.key.dtype == dtype:
+        return states
+    own = {name: getattr(states, name) for name in ("query_window", "key", "value")}
+    return replace(states, **{name: cast(graph, one, dtype) for name, one in own.items()})
+
+
 def _inputs(
-    layer: int, marker: gs.Node, geometry: CacheGeometry, prompt_length: gs.Tensor, ranks: int
+    layer: int,
+    marker: gs.Node,
+    geometry: CacheGeometry,
+    options: GraphOptions,
+    prompt_length: gs.Tensor,
+    ranks: int,
 ) -> PromptStates:
-    query, key, value, *_ = marker.inputs
+    query, key, value = (_stored(states, options) for states in marker.inputs[:3])
     batch, heads, _, head_dim = query.shape
     window_shape = (batch, heads, geometry.vote.L_obs, head_dim)
     votes_shape = (batch, key.shape[1], geometry.L_max)
@@ -116,3 +132,9 @@ def _inputs(
         sharing=ranks,
         votes=votes if geometry.repeats else None,
     )
+
+
+def _stored(states: gs.Tensor, options: GraphOptions) -> gs.Variable:
+    """Of the states' shape, in the type of the prompt's cache."""
+    dtype = np.float16 if options.prompt_cache_dtype else states.dtype
+    return gs.Variable(states.name, dtype, states.shape)

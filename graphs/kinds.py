@@ -60,7 +60,8 @@ def _prefill(recipe: Recipe, size: Size) -> list[Pass]:
         states = RecurrentStates(partial(graph_input, name=PROMPT_LENGTH), begins=True)
         return [Latents(), shot, states, *_sampling(recipe)]
     windows = [QueryWindows(geometry.vote.L_obs)] if geometry.compresses else []
-    caches = PrefillCache(geometry.slots, size.capacity)
+    options = recipe.options.of_prompt_cache()
+    caches = PrefillCache(geometry.slots, size.capacity, options)
     states = RecurrentStates(partial(graph_input, name=CHUNK_LENGTH))
     return [Latents(), caches, *windows, states, *_sampling(recipe)]
 
@@ -68,7 +69,8 @@ def _prefill(recipe: Recipe, size: Size) -> list[Pass]:
 def _prefill_sparse(recipe: Recipe, size: Size) -> list[Pass]:
     sparse = recipe.options.sparse_prefill(size.tokens)
     assert sparse, "the kind is built where there is a budget"
-    return [SparsePrefillCache(recipe.geometry.slots, size.capacity, sparse)]
+    options = recipe.options.of_prompt_cache()
+    return [SparsePrefillCache(recipe.geometry.slots, size.capacity, options, sparse)]
 
 
 def _extend(recipe: Recipe, size: Size) -> list[Pass]:
@@ -116,7 +118,7 @@ def _compress_step(prefill: gs.Graph, recipe: Recipe) -> gs.Graph:
 
 def _vote_step(prefill: gs.Graph, recipe: Recipe) -> gs.Graph:
     Latents(absorb=True).apply(prefill)
-    return vote_graph(prefill, recipe.geometry)
+    return vote_graph(prefill, recipe.geometry, recipe.options)
 
 
 def _extend_step(prefill: gs.Graph, recipe: Recipe) -> gs.Graph:

@@ -70,12 +70,13 @@ second half; at 2i and 2i + 1; or at i, with one for each pair."""
 class Rope:
     """How `apply_rotary_pos_emb` rotates. interleaved: pairs are channels 2i and 2i + 1.
 
-    takes: queries and keys with cosines and sines, one of them, or both with complex numbers.
+    takes: queries and keys with cosines and sines, one of them, or both with complex numbers, as
+    [B,C,H,D] or as [B,H,C,D] (complex by head).
     """
 
     frequencies: Frequencies
     interleaved: bool
-    takes: Literal["both", "one", "complex"] = "both"
+    takes: Literal["both", "one", "complex", "complex by head"] = "both"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +125,11 @@ class Decoder:
     config: of the text. whole: the config of the vision-language model around it; None without one.
     depth: the indices of the layers that are left of the model, in order. norms: {class of a
     module: its form}; others are traced as they are. rope: None if it is traced as it is.
-    latent: whether attention is latent (MLA); interleaved_latents: whether its RoPE turns channels
-    2i and 2i + 1. expert_form: None without experts. layers_read_their_own: an input that is not
-    every other layer's, or another layer's cache, so that each has to be traced. never_sampled:
-    tokens that stand for an image or a sound in a prompt. longrope: which set of RoPE's frequencies
-    holds for every sequence.
+    interleaved_rope: of `apply_rotary_pos_emb_interleave`, which orders channels anew. latent:
+    whether attention is latent (MLA). expert_form: None without experts. layers_read_their_own: an
+    input that is not every other layer's, or another layer's cache, so that each has to be traced.
+    never_sampled: tokens that stand for an image or a sound in a prompt. longrope: which set of
+    RoPE's frequencies holds for every sequence.
     """
 
     config: "PretrainedConfig"
@@ -139,8 +140,8 @@ class Decoder:
     whole: "PretrainedConfig | None" = None
     norms: Mapping[str, RMSNorm] = field(default_factory=dict)
     rope: Rope | None = None
+    interleaved_rope: Rope | None = None
     latent: bool = False
-    interleaved_latents: bool = False
     expert_form: ExpertForm | None = None
     layers_read_their_own: bool = False
     never_sampled: tuple[int, ...] = ()

@@ -24,7 +24,7 @@ from snapexport.exporter.models import (
 )
 from snapexport.exporter.probe.attention import IMPLEMENTATION, record
 from snapexport.exporter.probe.experts import form_of_experts
-from snapexport.exporter.probe.latent import interleaves, is_latent
+from snapexport.exporter.probe.latent import has_latents
 from snapexport.exporter.probe.layers import (
     layers_of,
     read_their_own,
@@ -34,7 +34,7 @@ from snapexport.exporter.probe.layers import (
 )
 from snapexport.exporter.probe.locality import require_local
 from snapexport.exporter.probe.norms import norms_of
-from snapexport.exporter.probe.rope import require_said_ropes, rope_of
+from snapexport.exporter.probe.rope import APPLY_INTERLEAVED, require_said_ropes, rope_of
 from snapexport.exporter.probe.states import require_stated
 from snapexport.exporter.quiet import quiet
 
@@ -83,7 +83,7 @@ def _look(
         require_said_ropes(config, inside)
         require_local(inside, names.layers.removeprefix(f"{names.decoder}."))
         widest = max(layers, key=lambda layer: layer.key_dim)
-        latent = is_latent(model)
+        modeling = modeling_of(model, names.decoder)
         return Decoder(
             config=config,
             family=family,
@@ -92,9 +92,9 @@ def _look(
             depth=tuple(range(len(layers))),
             whole=whole,
             norms=norms,
-            rope=None if latent else rope_of(modeling_of(model, names.decoder), inside, widest),
-            latent=latent,
-            interleaved_latents=latent and interleaves(model, names.decoder),
+            rope=rope_of(modeling, inside, widest),
+            interleaved_rope=rope_of(modeling, inside, widest, APPLY_INTERLEAVED),
+            latent=has_latents(model, recorded, layers),
             expert_form=expert_form,
             layers_read_their_own=read_their_own(recorded, layers),
             never_sampled=_tokens_of_media(whole, config.vocab_size) if whole else (),

@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 from snapexport.contract.state_sizes import StateSizes
 from snapexport.errors import UserError
 from snapexport.exporter.experts import is_experts
+from snapexport.exporter.latent_attention import is_latent
 from snapexport.exporter.models import hidden_states_of, modeling_of
 from snapexport.exporter.probe.states import Recording
 from snapexport.exporter.states import states_replaced
@@ -75,7 +76,7 @@ _KEEPING = (Tensor.__getitem__, Tensor.to, Tensor.contiguous, Tensor.expand)
 
 @dataclass(frozen=True)
 class Call:
-    """One call of attention. key: the tensor itself, by which shared keys are found."""
+    """One call of attention. key, value: the tensors themselves, by which shared ones are found."""
 
     layer: int
     heads: int
@@ -88,16 +89,22 @@ class Call:
     softcap: float
     sinks: bool
     key: Tensor
+    value: Tensor
 
 
 @dataclass
 class Recorded:
-    """What a model did. chosen: {experts module's path: experts that a token chooses}."""
+    """What a model did.
+
+    chosen: {experts module's path: experts that a token chooses}. expanded: keys and values that
+    latents were projected up to.
+    """
 
     calls: list[Call] = field(default_factory=list)
     chosen: dict[str, int] = field(default_factory=dict)
     inputs: list[Mapping[str, Any]] = field(default_factory=list)
     states: Mapping[int, StateSizes] = field(default_factory=dict)
+    expanded: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
 _recorded = Recorded()
@@ -138,6 +145,7 @@ def _record(
             softcap=float(given.get("softcap") or 0.0),
             sinks=sinks is not None,
             key=key,
+            value=value,
         )
     )
     batch, heads, chunk, _width = query.shape
@@ -157,6 +165,9 @@ def record(model: Any, decoder: str, layers: str) -> Recorded:
     global _recorded
     _recorded = found = Recorded()
     _stub_experts(model)
+    for module in model.modules():
+        if is_latent(module) and hasattr(module, "expand_kv"):
+            module.expand_kv = functools.partial(_expand, module.expand_kv)
     for layer in model.get_submodule(layers):
         layer.register_forward_pre_hook(_remember_inputs, with_kwargs=True)
     states = Recording(lambda: len(_recorded.inputs) - 1)
@@ -169,6 +180,11 @@ def record(model: Any, decoder: str, layers: str) -> Recorded:
         with states_replaced(modeling_of(model, decoder), states):
             _run(model, decoder, layers, MANY)
     return found
+
+
+def _expand(expand: Callable[..., tuple[Tensor, Tensor]], *latents: Tensor) -> Any:
+    _recorded.expanded.append(expand(*latents))
+    return _recorded.expanded[-1]
 
 
 def _run(model: Any, decoder: str, layers: str, tokens: int) -> None:

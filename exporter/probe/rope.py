@@ -6,6 +6,7 @@ by neighbours, frequencies are repeated in one of three ways, and parts of a hea
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,22 +15,25 @@ from torch import Tensor
 
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.decoder import Frequencies, Layer, Rope
-from snapexport.exporter.latent_attention import cos_sin
 
 APPLY, APPLY_COMPLEX = "apply_rotary_pos_emb", "apply_rotary_emb"
+APPLY_INTERLEAVED = "apply_rotary_pos_emb_interleave"
 _TOKENS, _FIRST = 7, 3
 _ABSOLUTE = 1e-5
 
 
 @torch.no_grad()
-def rope_of(modeling: ModuleType, decoder: Any, layer: Layer) -> Rope | None:
-    """The form of a decoder's RoPE; None: not confirmed, so traced as it is."""
-    module = getattr(decoder, "rotary_emb", None)
-    apply, apply_complex = (getattr(modeling, name, None) for name in (APPLY, APPLY_COMPLEX))
-    if module is None:
+def rope_of(modeling: ModuleType, decoder: Any, layer: Layer, name: str = APPLY) -> Rope | None:
+    """The form of a decoder's RoPE; None: not confirmed, so traced as it is.
+
+    name: of the function; APPLY stands for APPLY_COMPLEX too.
+    """
+    module, apply = getattr(decoder, "rotary_emb", None), getattr(modeling, name, None)
+    if module is None or (apply is None and name != APPLY):
         return None
     if apply is None:
-        return _complex_form(apply_complex, module, decoder.config, layer)
+        apply = getattr(modeling, APPLY_COMPLEX, None)
+        return _complex_form(apply, module, decoder.config, layer)
     taken = list(inspect.signature(apply).parameters)
     alone = taken[1:3] == ["cos", "sin"]
     if not alone and taken[:4] != ["q", "k", "cos", "sin"]:
@@ -66,23 +70,46 @@ def _form(
         return None
     for form, channels in _forms(cos, query.shape[-1], alone):
         found = [rotated(form, one, cos, sin, channels) for one in states]
-        if all(_is_close(*pair) for pair in zip(found, expected, strict=True)):
+        pairs = list(zip(found, expected, strict=True))
+        if apply.__name__ == APPLY_INTERLEAVED:  # it orders channels anew, of both alike
+            pairs = [(_scores(*found), _scores(*expected))]
+        if all(_is_close(*pair) for pair in pairs):
             return form
     return None
 
 
+def _scores(query: Tensor, key: Tensor) -> Tensor:
+    return query @ key[:, :1].mT
+
+
 def _complex_form(apply: Any, module: Any, config: Any, layer: Layer) -> Rope | None:
-    """The form of a function of queries, keys [B,C,H,D] and complex numbers [B,C,D/2]."""
+    """The form of a function of queries, keys and complex numbers [B,C,D/2]."""
     form = Rope("pairs", interleaved=True, takes="complex")
-    try:
-        turns = _angles(module, config)
-        states = _states(layer, 2 * turns.shape[-1])
-        expected = apply(*(one.transpose(1, 2) for one in states), turns)
-        cos, sin = cos_sin(type(module)(config), *_inputs())
-        found = [rotated(form, one, cos, sin, one.shape[-1]).transpose(1, 2) for one in states]
-    except Exception:  # it takes other tensors: traced as it is
-        return None
-    return form if all(map(_is_close, found, expected)) else None
+    for one in (form, replace(form, takes="complex by head")):
+        try:
+            turns = _angles(module, config)
+            states = _states(layer, 2 * turns.shape[-1])
+            expected = apply(*(as_taken(one, part) for part in states), turns)
+            cos, sin = cos_sin(type(module)(config), *_inputs())
+            turned = [rotated(one, part, cos, sin, part.shape[-1]) for part in states]
+            if all(map(_is_close, (as_taken(one, part) for part in turned), expected)):
+                return one
+        except Exception:  # it takes other tensors
+            continue
+    return None
+
+
+def as_taken(form: Rope, states: Tensor) -> Tensor:
+    """States [B,H,C,D] as a function of complex numbers takes them, or back."""
+    return states.transpose(1, 2) if form.takes == "complex" else states
+
+
+def cos_sin(rotary: Any, states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [B,C,d/2] of a RoPE over d numbers."""
+    angles = position_ids[..., None].float() * rotary.inv_freq.float()
+    turned = (angles.cos(), angles.sin())
+    cos, sin = ((table * rotary.attention_scaling).to(states.dtype) for table in turned)
+    return cos, sin
 
 
 def require_said_ropes(config: Any, decoder: Any) -> None:

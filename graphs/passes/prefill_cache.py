@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.slots import Slots
 from snapexport.graphs.functions.query_window import QUERY_WINDOW
 from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
@@ -23,11 +24,12 @@ from snapexport.graphs.passes.latents import EXPANDED, absorbed
 class PrefillCache:
     """Adds caches [1,Hkv,N,D] as inputs and outputs; the chunk is written at past_length.
 
-    slots: say which layers have a cache. positions: N.
+    slots: say which layers have a cache. positions: N. options: the form of the cache.
     """
 
     slots: Slots
     positions: int
+    options: GraphOptions
 
     def apply(self, graph: gs.Graph) -> None:
         past_length = graph_input(graph, names.PAST_LENGTH)
@@ -51,9 +53,10 @@ class PrefillCache:
         """Replace a traced attention to all positions or to a window."""
         source = self.slots.source(layer)
         if source != layer:
-            attend_to_cache_of(graph, source, marker)
+            attend_to_cache_of(graph, source, marker, self.options)
         else:
-            attend_with_cache(graph, layer, marker, self.positions, place, appends=True)
+            size, options = self.positions, self.options
+            attend_with_cache(graph, layer, marker, size, place, appends=True, options=options)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -52,7 +51,7 @@ class RecurrentStates:
     ) -> None:
         (states, weight, *bias), (out,) = cut(graph, marker)
         shape = (*states.shape[:2], weight.shape[-1] - 1)
-        past, present = self._state(graph, names.past_conv(layer), states.dtype, shape)
+        past, present = self._state(graph, names.past_conv(layer), states, shape)
         given = bias[0] if bias else None
         mixed = causal_conv(graph, states, weight, given, past, valid, present)
         node(graph, "Identity", [mixed], [out])
@@ -69,7 +68,7 @@ class RecurrentStates:
         query, key, value, *gates = given
         batch, tokens, heads, width = value.shape
         shape = (batch, heads, key.shape[-1], width)
-        past, present = self._state(graph, names.past_matrix(layer), np.float32, shape)
+        past, present = self._state(graph, names.past_matrix(layer), value, shape)
         recurrence = _Recurrence(graph, layer, marker.attrs["scale"])
         if valid is not None:
             real = _real(graph, tokens, valid)
@@ -80,17 +79,18 @@ class RecurrentStates:
             voters.write(recurrence, given, present, own, out)
 
     def _state(
-        self, graph: gs.Graph, name: str, dtype: Any, shape: tuple[int, ...]
+        self, graph: gs.Graph, name: str, like: gs.Tensor, shape: tuple[int, ...]
     ) -> tuple[gs.Variable, gs.Variable]:
-        """A state before and after the step."""
-        present = gs.Variable(names.present_of(name), dtype, shape)
+        """A state before and after the step, of the type of `like`."""
+        present = gs.Variable(names.present_of(name), like.dtype, shape)
         graph.outputs.append(present)
         if not self.begins:
-            graph.inputs.append(gs.Variable(name, dtype, shape))
+            graph.inputs.append(gs.Variable(name, like.dtype, shape))
             return graph.inputs[-1], present
-        zeros = gs.Variable(fresh(graph, "zeros"), dtype, shape)
-        zero = gs.Constant(fresh(graph, "zero"), np.zeros(1, dtype))
-        node(graph, "Expand", [zero, int64s(graph, *shape)], [zeros])
+        zeros = gs.Variable(fresh(graph, "zeros"), like.dtype, shape)
+        zero = gs.Constant(fresh(graph, "zero"), np.zeros(1, np.float32))  # NumPy has no bf16
+        expanded = node(graph, "Expand", [zero, int64s(graph, *shape)])
+        node(graph, "CastLike", [*expanded, like], [zeros])
         return zeros, present
 
 

@@ -44,6 +44,13 @@ class PromptCache:
         self._capacity = next(iter(self._pasts.values())).shape[2]
         self.buffers = self.of_capacity(self._capacity)
 
+    def suits(self, prefill: GraphEntry) -> bool:
+        """Whether the graph's caches have the same types."""
+        held = self._pasts | self._states
+        return all(
+            held[spec.name].dtype == spec.dtype for spec in prefill.inputs if spec.name in held
+        )
+
     def outputs(self, prefill: GraphEntry) -> Buffers:
         """The prefill graph's outputs but the caches: of equal shape, they are shared as well."""
         specs = [spec for spec in prefill.outputs if not names.is_present(spec.name)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from snapexport.exporter import conversion, decoders, head, trace
 from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.architectures.families import family_of
 from snapexport.exporter.probe import look
+from snapexport.graphs import kinds
+from snapexport.graphs.passes.base import graph_input
 from tests.exporter.test_signed_integers import quantized_by
 from tests.oracle import checkpoints, wholes
 from tests.oracle.families import config_of
@@ -166,3 +169,15 @@ def test_a_lost_factor_of_logits_is_refused(
     with pytest.raises(UserError, match="differ from transformers'"):
         build(tmp_path / "m", tmp_path / "b", **OPTIONS)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_states_that_take_the_voters_of_a_block_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.make("lfm2.states", tmp_path / "m")
+    all_valid = partial(graph_input, name="chunk_length")
+    monkeypatch.setattr(kinds, "taken_tokens", all_valid)
+    with pytest.raises(UserError, match="beginning with a prompt in blocks"):
+        build(tmp_path / "m", tmp_path / "b", extend=True, verify=True, **OPTIONS)
+    monkeypatch.undo()
+    build(tmp_path / "m", tmp_path / "b", extend=True, verify=True, **OPTIONS)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.youtu.modeling_youtu import YoutuAttention
 
 from snapexport.errors import UserError
 from snapexport.exporter.architectures import Decoder, ExpertForm, Rope
@@ -53,6 +54,8 @@ def test_experts_are_seen_whatever_their_width(hidden: int, width: int) -> None:
         ("phi", Rope("halves", interleaved=False)),
         ("gemma4_text", Rope("halves", interleaved=False, takes="one")),
         ("llama4_text", Rope("pairs", interleaved=True, takes="complex")),
+        ("minicpm3", Rope("halves", interleaved=False)),
+        ("kimi_linear", None),
         ("nanochat", None),
     ],
 )
@@ -102,6 +105,20 @@ def test_what_graphs_cannot_express_is_refused_by_what_was_seen(
 ) -> None:
     with pytest.raises(UserError, match=refused):
         seen(name, **changes)
+
+
+def test_latents_that_heads_read_in_another_way_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = YoutuAttention.expand_kv
+
+    def doubled(attention: Any, *latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = usual(attention, *latents)
+        return 2 * keys, values
+
+    monkeypatch.setattr(YoutuAttention, "expand_kv", doubled)
+    with pytest.raises(UserError, match=r"latent attention \(YoutuAttention\) has keys of another"):
+        seen("youtu", kv_lora_rank=40)
 
 
 def test_miniature_keeps_layers_kinds_and_groups_of_heads() -> None:

@@ -4,8 +4,9 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -116,11 +117,11 @@ def text() -> Iterator[str]:
     for length, name in {1024: "", 2048: "", 4096: "_4096", 8000: "_8000"}.items():
         rows = report("quality", f"real_model_text{name}")["continuations"]
         slots = [2 ** (length - 1).bit_length() >> n for n in range(1, 6)]
-        lost = {
+        losses = {
             cache: [found(rows, length=length, system=system, slots=number) for number in slots]
             for cache, system in CACHES.items()
         }
-        for cache, cells in lost.items():
+        for cache, cells in losses.items():
             yield line(f"{length:,}", cache, *(mean(row["losses"]) for row in cells))
 
 
@@ -169,12 +170,91 @@ def narrow() -> Iterator[str]:
         yield line(way, *(nats(row["nll"] - least) for row in (full, *ours)))
 
 
-def rounding() -> Iterator[str]:
-    """Nats lost a token by rounded weights, with the standard error."""
-    for row in report("quality", "rounding_smollm2")["rows"]:
-        loss, error = nats(round(row["nats"], 3)), nats(row["nats_se"])
-        name, bits = row["rounding"], f"{row['bits_per_weight']:.2f}"
-        yield line(name, bits, f"{loss} ({error})", nats(row["kl"]))
+WEIGHTS = ("smollm2", "qwen")
+
+
+def weights() -> Iterator[str]:
+    """Bits a weight, and nats lost a token with the standard error, by model and format."""
+    files = [report("quality", f"weights_{model}")["rows"] for model in WEIGHTS]
+    for name in dict.fromkeys(row["weights"] for rows in files for row in rows):
+        cells: list[str] = []
+        for row in (found(rows, weights=name) for rows in files):
+            loss = f"{nats(round(row['nats'], 3))} ({nats(row['nats_se'])})" if row else ""
+            cells += [f"{row['bits_per_weight']:.2f}" if row else "", loss]
+            cells.append(nats(row["kl"]) if row else "")
+        yield line(name, *cells)
+
+
+TEXTS = [
+    ("SmolLM2-135M", 1024, "real_model_text"),
+    ("SmolLM2-135M", 2048, "real_model_text"),
+    ("SmolLM2-135M", 4096, "real_model_text_4096"),
+    ("SmolLM2-135M", 8000, "real_model_text_8000"),
+    ("Qwen2.5-Coder-0.5B", 1024, "qwen_text"),
+]
+
+
+def lost(name: str, length: int, system: str, share: int) -> Row:
+    """The row of a cache with one slot for so many tokens of the next power of two."""
+    rows = report("quality", name)["continuations"]
+    slots = 2 ** (length - 1).bit_length() // share
+    return found(rows, length=length, system=system, slots=slots)
+
+
+def texts() -> Iterator[str]:
+    """Nats lost a token of running text, by model, prompt and cache."""
+    for (model, length, name), cache in product(TEXTS, ("SnapStream", "streaming")):
+        cells = (lost(name, length, CACHES[cache], share) for share in (4, 8, 16))
+        shown = (mean(row["losses"]) if row else "" for row in cells)
+        yield line(model, f"{length:,}", cache, *shown)
+
+
+def cost_by_budget() -> Iterator[str]:
+    """SnapStream's rows of `texts`: a quarter and an eighth."""
+    for model, length, name in TEXTS:
+        cells = (lost(name, length, "snapstream", share) for share in (4, 8))
+        yield line(model, f"{length:,}", *(mean(row["losses"]) for row in cells))
+
+
+class Asked(NamedTuple):
+    """Prompts of one kind. files: of results, in which the cells are."""
+
+    what: str
+    model: str
+    length: int
+    files: tuple[str, ...]
+    task: str = "niah_single"
+    mode: str = "aware"
+
+    def share(self, system: str, part: int = 0) -> str:
+        """Answered by a cache of a part of the prompt; empty if that was not measured."""
+        at: Row = {"system": system, "task": self.task, "length": self.length, "mode": self.mode}
+        if part:
+            at["slots"] = 2 ** (self.length - 1).bit_length() // part
+        rows = (found(report("quality", name)["results"], **at) for name in self.files)
+        return next((share(row["score"]) for row in rows if row), "")
+
+
+SMOL, QWEN = "SmolLM2-135M", "Qwen2.5-Coder-0.5B"
+NUMBER, AFTERWARDS = "a number", "a number, question after compression"
+ASKED = [
+    Asked(NUMBER, SMOL, 2048, ("real_model_needles", "real_model_needles_128")),
+    Asked(NUMBER, SMOL, 4096, ("real_model_needles_4096",)),
+    Asked(NUMBER, SMOL, 8000, ("real_model_needles_8000",)),
+    Asked(NUMBER, QWEN, 2048, ("qwen_niah",)),
+    Asked(AFTERWARDS, SMOL, 2048, ("real_model_agnostic_2048",), mode="agnostic"),
+    Asked(AFTERWARDS, SMOL, 4096, ("real_model_agnostic_4096",), mode="agnostic"),
+]
+
+
+def asked() -> Iterator[str]:
+    """The share of prompts answered, by question, model, prompt, cache and budget."""
+    for one in ASKED:
+        ours = (one.share("snapstream", part) for part in (4, 8, 16, 32))
+        others = (one.share(system, 4) for system in ("streaming", "snapkv"))
+        least = (one.share(system, 16) for system in ("streaming", "snapkv"))
+        cells = (one.share("full"), *ours, *others, *least)
+        yield line(one.what, one.model, f"{one.length:,}", *cells)
 
 
 def options() -> Iterator[str]:
@@ -208,38 +288,23 @@ def retrieval() -> Iterator[str]:
             yield line(checkpoint, cache, *map(share, scores))
 
 
-def text_by_budget() -> Iterator[str]:
-    """SnapStream's rows of `text`, the default in bold, without a 32nd."""
-    for row in text():
-        length, cache, half, quarter, *less = row.strip("| ").split(" | ")
-        if cache == "SnapStream":
-            yield line(length, half, f"**{quarter}**", *less[:-1])
-
-
-def needles_by_budget() -> Iterator[str]:
-    """The share of prompts that are answered with the full cache, and with less and less of it."""
-    for length, slots in {4096: (512, 256, 128), 8000: (1024, 512, 256)}.items():
-        rows = report("quality", f"real_model_needles_{length}")["results"]
-        ours = (found(rows, system="snapstream", slots=number) for number in slots)
-        cells = [found(rows, system="full"), *ours]
-        shares = (f"{share(row['score'])} ({share(row['stderr'])})" for row in cells)
-        yield line(f"{length:,} tokens", *shares)
-
+DETAILS = "../tools/studies/quality/details.md"
 
 TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "equal memory": ("speed.md", equal_memory),
     "context": ("speed.md", context),
     "overhead": ("speed.md", overhead),
     "peers": ("speed.md", peers),
-    "text": ("quality.md", text),
-    "needles": ("quality.md", lambda: answered(NEEDLES, {})),
-    "question after compression": ("quality.md", lambda: answered(AFTER, PSEUDO)),
-    "narrow dtypes": ("quality.md", narrow),
-    "rounded weights": ("quality.md", rounding),
-    "options": ("quality.md", options),
-    "retrieval": ("quality.md", retrieval),
-    "text by budget": ("how-to/choose.md", text_by_budget),
-    "needles by budget": ("how-to/choose.md", needles_by_budget),
+    "text": (DETAILS, text),
+    "needles": (DETAILS, lambda: answered(NEEDLES, {})),
+    "question after compression": (DETAILS, lambda: answered(AFTER, PSEUDO)),
+    "narrow dtypes": (DETAILS, narrow),
+    "options": (DETAILS, options),
+    "retrieval": (DETAILS, retrieval),
+    "texts": ("quality.md", texts),
+    "asked": ("quality.md", asked),
+    "weights": ("quality.md", weights),
+    "cost by budget": ("how-to/choose.md", cost_by_budget),
 }
 
 

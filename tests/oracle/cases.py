@@ -83,6 +83,7 @@ class Case:
     decode_batches: tuple[int, ...] = ()
     baseline: bool = False
     cache_dtype: str | None = None
+    prompt_cache_dtype: str | None = None
     decode_attention: str | None = None
     top_tokens: int = 0
     share_weights: bool | None = None

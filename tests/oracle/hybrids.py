@@ -28,7 +28,27 @@ _MAMBA: dict[str, Any] = {
     "mamba_n_groups": 2,
     "mamba_chunk_size": 16,
 }
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
 HYBRIDS: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {
+        "num_hidden_layers": 4,
+        "layer_group_size": 2,
+        "head_dim": 16,
+        "first_k_dense_replace": 1,
+        "num_local_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "q_lora_rank": 24,
+        **_LATENT,
+    },
     "bamba": {"attn_layer_indices": [1], **_MAMBA},
     "falcon_h1": {"mamba_d_ssm": 128, "ssm_multipliers": [0.5, 1.5, 0.8, 1.2, 0.7], **_MAMBA},
     "granitemoehybrid.states": {
@@ -38,6 +58,18 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         **_MAMBA,
+    },
+    "kimi_linear": {
+        "num_hidden_layers": 4,
+        "layer_types": [*3 * ["linear_attention"], "full_attention"],
+        "linear_num_heads": 4,
+        "linear_head_dim": 16,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        **_LATENT,
+        "rope_parameters": None,
     },
     "lara_mini": _DELTA
     | _EXPERTS

@@ -26,6 +26,7 @@ from .masked import CLEAR_TOKEN, CLEAR_VOTE, MASKED, Memory, Scoring, causal, gr
 from .turns import TurnMemory
 
 STEPS = 12
+"""Decode steps, unless a test says otherwise."""
 
 
 @dataclass
@@ -184,12 +185,12 @@ def require_turns_agree(
     return float(max(errors))
 
 
-def require_agreement(case: Case, lengths: Sequence[int]) -> float:
+def require_agreement(case: Case, lengths: Sequence[int], steps: int = STEPS) -> float:
     """Prompts in all batch slots, then tokens of all at once. Returns the largest difference."""
     build, errors = cases.build_of(case), []
     executor = open_executor(build, threads=1)
     prompts = [cases.prompt(length, 7) for length in lengths]
-    more = [cases.prompt(STEPS, 1000 + slot) for slot in range(len(lengths))]
+    more = [cases.prompt(steps, 1000 + slot) for slot in range(len(lengths))]
     wants = []
     for slot, (prompt, following) in enumerate(zip(prompts, more, strict=True)):
         want = answer(case.checkpoint, prompt, following, build.manifest.geometry)
@@ -198,7 +199,7 @@ def require_agreement(case: Case, lengths: Sequence[int]) -> float:
             assert np.array_equal(kept, expected), f"{case} L={len(prompt)}"
         wants.append(want)
     length = np.array(lengths)
-    for step in range(STEPS):
+    for step in range(steps):
         ids = np.array([following[step] for following in more])
         predictions = executor.decode(ids, length + step, length)
         for slot, want in enumerate(wants):

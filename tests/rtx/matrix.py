@@ -40,7 +40,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "one batch slot": {"batch": 1},
     "smaller prefills": {"prefill_capacities": (24,)},
     "top tokens": {"top_tokens": 50},
-    "extend": {"extend": True},
+    "extend": {"extend": True, "short_chunks": (16,)},
     "baseline": {"baseline": True},
     "pyramid": {"budget": "pyramid"},
     "for TensorRT": {"target": "tensorrt"},

@@ -188,12 +188,12 @@ class Chunks:
 
 
 def _prompt_cache(loaded: Loaded, entry: GraphEntry) -> PromptCache:
-    """Another executor's, unless sparse chunks make the caches of one of them differ."""
+    """Another executor's, unless sparse chunks or fewer bits make the caches of one differ."""
     sparse, shared = None, loaded.prompt_cache
     if PREFILL_SPARSE in loaded.graphs.names:
         options = loaded.manifest.graph_options
         sparse = options.sparse_prefill(loaded.manifest.prefill_chunk)
-    if shared and not (shared.sparse or sparse):
+    if shared and not (shared.sparse or sparse) and shared.suits(entry):
         return shared
     return PromptCache(loaded.backend.memory, entry, sparse)
 

@@ -44,6 +44,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "linked_weights": manifest.linked_weights,
         "shared_weights": bool(manifest.graph_options.share_weights),
         "cache_dtype": manifest.cache_dtype,
+        "prompt_cache_dtype": manifest.graph_options.prompt_cache_dtype or manifest.dtype,
         "decode_attention": manifest.graph_options.decode_attention,
         "tokens_per_step": manifest.geometry.steps.tokens_per_step,
         "top_tokens": manifest.graph_options.top_tokens,
@@ -110,6 +111,8 @@ def _layout(manifest: Manifest) -> str:
 
 def _prefill_line(manifest: Manifest) -> str:
     line = f"{_layout(manifest)}, {manifest.prefill_chunk} tokens a step"
+    if narrow := manifest.graph_options.prompt_cache_dtype:
+        line += f", cache in {narrow}"
     if short := manifest.short_chunks:
         line += f", {' or '.join(map(str, short))} where that holds the rest"
     *smaller, _ = manifest.prefill_graphs()

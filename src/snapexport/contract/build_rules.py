@@ -61,6 +61,11 @@ STORED = Choice(
     {"cache_dtype": "int8", "dtype": "fp32"},
     lambda f: f.get("cache_dtype") not in (None, f.get("dtype")),
 )
+NARROW_PROMPT = Choice(
+    "--prompt-cache-dtype {prompt_cache_dtype}",
+    {"prompt_cache_dtype": "fp16", "dtype": "fp32"},
+    lambda f: f.get("prompt_cache_dtype") not in (None, f.get("dtype")),
+)
 INT8 = value("cache_dtype", "int8")
 FP16_CACHE = Choice(
     "--cache-dtype fp16",
@@ -86,6 +91,7 @@ IRREGULAR = fact(
 )
 SHARED_CACHES = fact("models whose layers share caches", "shared_caches", joined="for")
 STATES = fact("models with recurrent states", "states", joined="for")
+CHUNKED = fact("chunked attention", "chunked", joined="for")
 SHARED_SLOTS = flag("data_parallel_attention")
 NO_RANKS = fact("--tensor-parallel", "tensor_parallel", value=1, joined="without")
 GROUPED = flag("head_groups", 2)
@@ -309,6 +315,28 @@ BUILD_RULES: tuple[Rule, ...] = (
     ),
     Rule(BUDGETED, LATENT, "blocks are chosen by keys of KV heads", LEAVE_OUT),
     Rule(BUDGETED, FULL, "the full cache is exact, for comparison", LEAVE_OUT),
+    # The prompt's cache in fewer bits.
+    Rule(
+        NARROW_PROMPT,
+        _targets(
+            lambda target, f: f.get("dtype") != "fp32" or not target.valid_slots,
+            " --dtype {dtype}",
+        ),
+        "other attention would convert the whole cache in each chunk",
+        "leave it out, or use --target onnxruntime --dtype fp32",
+    ),
+    Rule(NARROW_PROMPT, FULL, "a prompt's cache is copied into the batch slot", LEAVE_OUT),
+    Rule(NARROW_PROMPT, SINGLE_SHOT, "a single shot has no cache of the prompt", LEAVE_OUT),
+    *(
+        Rule(
+            NARROW_PROMPT,
+            model,
+            "ONNX Runtime's operator for chunks takes no such cache",
+            LEAVE_OUT,
+        )
+        for model in (LATENT, WIDTHS, CHUNKED)
+    ),
+    Rule(NARROW_PROMPT, BUDGETED, "blocks are chosen by keys in the dtype"),
     # Short chunks.
     Rule(
         SHORT,

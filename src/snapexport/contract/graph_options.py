@@ -20,6 +20,8 @@ from snapexport.files.dtypes import CACHE_DTYPES, CacheDType, DType
 PREFILLS = ("chunks", "blocks")
 """How prompts are taken: blocks need `GraphOptions.extend`."""
 
+PromptCacheDType = Literal["fp16"]
+PROMPT_CACHE_DTYPES: tuple[PromptCacheDType, ...] = get_args(PromptCacheDType)
 DecodeAttention = Literal["all", "valid"]
 DECODE_ATTENTIONS: tuple[DecodeAttention, ...] = get_args(DecodeAttention)
 
@@ -34,6 +36,7 @@ class GraphOptions:
     """How the graphs of a build differ beyond its geometry, target and dtype.
 
     cache_dtype: of compressed caches; None: the build's dtype, which full caches always have.
+    prompt_cache_dtype: of the cache of the prompt in prefill; None: the build's dtype.
     decode_attention: cache slots of a compressed cache that a decode step reads.
     top_tokens: number of likeliest next tokens that the graphs output beside the logits.
     share_weights: matrices are inputs of the graphs, which then run on one copy; None: where every
@@ -50,6 +53,14 @@ class GraphOptions:
         metadata=_help(
             "of compressed caches alone, beside --dtype fp32: fp16, or int8 in ONNX Runtime "
             "(default: the dtype)",
+            "cache",
+        ),
+    )
+    prompt_cache_dtype: PromptCacheDType | None = field(
+        default=None,
+        metadata=_help(
+            "of the full-length cache of the prompt in prefill: fp16 beside --dtype fp32, in ONNX "
+            "Runtime (default: the dtype)",
             "cache",
         ),
     )
@@ -108,6 +119,7 @@ class GraphOptions:
 
     def __post_init__(self) -> None:
         require_one_of("--cache-dtype", self.cache_dtype, CACHE_DTYPES)
+        require_one_of("--prompt-cache-dtype", self.prompt_cache_dtype, PROMPT_CACHE_DTYPES)
         require_one_of("--decode-attention", self.decode_attention, DECODE_ATTENTIONS)
         if self.top_tokens < 0:
             raise UserError(
@@ -124,6 +136,7 @@ class GraphOptions:
         """A copy with defaults filled in. Raises UserError for what the target does not support."""
         require_compatible(vars(self) | {"target": target, "dtype": dtype})
         cache_dtype = None if self.cache_dtype == dtype else self.cache_dtype
+        prompt_dtype = None if self.prompt_cache_dtype == dtype else self.prompt_cache_dtype
         by_default: DecodeAttention = "valid" if cache_dtype == "int8" else "all"
         attention = self.decode_attention or by_default
         _require_topk(self.top_tokens, target)
@@ -131,7 +144,11 @@ class GraphOptions:
         if shares is None:
             shares = capabilities(target).weights_per_graph
         return replace(
-            self, cache_dtype=cache_dtype, decode_attention=attention, share_weights=shares
+            self,
+            cache_dtype=cache_dtype,
+            prompt_cache_dtype=prompt_dtype,
+            decode_attention=attention,
+            share_weights=shares,
         )
 
     def require_vocabulary(self, vocab_size: int) -> None:
@@ -167,8 +184,17 @@ class GraphOptions:
     def of_full_cache(self) -> "GraphOptions":
         """A copy for the full cache, which has only one form."""
         return replace(
-            self, cache_dtype=None, decode_attention="all", extend=False, prefill_budget=0
+            self,
+            cache_dtype=None,
+            prompt_cache_dtype=None,
+            decode_attention="all",
+            extend=False,
+            prefill_budget=0,
         )
+
+    def of_prompt_cache(self) -> "GraphOptions":
+        """A copy for prefill's cache, which chunks are appended to."""
+        return replace(self, cache_dtype=self.prompt_cache_dtype, decode_attention="all")
 
 
 def _require_topk(count: int, target: Target) -> None:

@@ -254,10 +254,15 @@ class GraphFacts:
         }
         return {names.TEMPERATURE: ("float32", rows[:1])}, logits | top
 
+    @property
+    def _prompt_dtype(self) -> str:
+        """The type of prefill's caches, and of the queries that score them."""
+        return BY_FLAG[self._options.prompt_cache_dtype or self._manifest.dtype].numpy
+
     def _whole(self, *name_of: names.OfNumber) -> Specs:
         """Caches of a whole prompt. name_of: of keys and of values."""
         return {
-            name(index): (self._dtype, (1, layer.kv_heads, self._capacity, width))
+            name(index): (self._prompt_dtype, (1, layer.kv_heads, self._capacity, width))
             for index, layer in self._model.cached.items()
             for name, width in zip(name_of, layer.widths, strict=True)
         }
@@ -311,7 +316,7 @@ class GraphFacts:
     def _windows(self) -> Specs:
         W = self._geometry.vote.L_obs
         return {
-            names.query_window(index): (self._dtype, (1, layer.heads, W, layer.query_dim))
+            names.query_window(index): (self._prompt_dtype, (1, layer.heads, W, layer.query_dim))
             for index, layer in self._model.cached.items()
         }
 

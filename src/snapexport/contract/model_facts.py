@@ -123,7 +123,8 @@ class ModelFacts(Strict):
             "states": bool(self.stateful),
         }
         chunked = any(layer.chunk for layer in layers)
-        return differ | {"latent": latent, "irregular": chunked or any(differ.values())}
+        irregular = chunked or any(differ.values())
+        return differ | {"latent": latent, "chunked": chunked, "irregular": irregular}
 
     @property
     def latent(self) -> LatentSizes | None:

@@ -61,6 +61,7 @@ def test_outputs_do_not_depend_on_neighbours() -> None:
 FORMS: dict[str, dict[str, Any]] = {
     "steps of several tokens": {"tokens_per_step": 4},
     "blocks": {"extend": True},
+    "blocks of a hybrid": {"checkpoint": "qwen3_5_text", "extend": True},
     "weights as inputs": {"checkpoint": "llama-tied", "share_weights": True},
     "votes with ties": {"vote": "sum-squares", "pool": "max", "softmax": "causal", "group": "max"},
     "full cache": {"policy": "full"},

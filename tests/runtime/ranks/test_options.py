@@ -24,8 +24,8 @@ PROMPTS = [list(cases.prompt(length)) for length in (5, 40, 77)]
 LLAMA, LATENT = (Case(name, tensor_parallel=2) for name in ("llama-cut", "deepseek-v3-cut"))
 OVER_BATCH = replace(LATENT, data_parallel_attention=True, batch=4)
 CASES: list[tuple[Case, dict[str, Any]]] = [
-    (replace(LLAMA, cache_dtype="int8", decode_attention="valid", decode_batches=(1, 3)), {}),
-    (replace(LLAMA, extend=True), {"prefill": "blocks"}),
+    (replace(LLAMA, cache_dtype="int8", decode_batches=(1, 3), prompt_cache_dtype="fp16"), {}),
+    (replace(LLAMA, extend=True, short_chunks=(8,)), {"prefill": "blocks"}),
     (replace(LLAMA, share_weights=True), {"prepack": True}),
     (replace(LLAMA, policy="full"), {}),
     (replace(LATENT, extend=True), {"prefill": "blocks"}),

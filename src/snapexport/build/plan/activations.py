@@ -50,6 +50,8 @@ class Activations:
         if self._forms_scores:
             copies = _COMPOSED_COPIES if self._is_composed else 1
             taken += copies * self._scores(self.chunk, slots)
+        if self.options.graph.prompt_cache_dtype:
+            taken += slots * self._position(_FP32)
         taken += self._expanded_latents() + self._chunked() + self._dequantized() + self._sparse()
         if self._is_masked:
             taken += self.chunk * slots  # bool [1,1,C,T], shared by the layers
@@ -74,6 +76,8 @@ class Activations:
         votes = vote_scores_bytes(facts, geometry, self.options.target, geometry.L_max)
         width = max(layer.kv_heads * layer.query_dim for layer in facts.layers)
         keys = width * geometry.L_max * self._working
+        if self.options.graph.prompt_cache_dtype:
+            votes += geometry.L_max * self._position(_FP32)
         return (votes + self._target.vote_key_copies * keys + self._rounding()) * self._arena
 
     def decode(self) -> int:
@@ -120,6 +124,7 @@ class Activations:
         target, model = self._target, self.model
         is_fused = (
             self.options.dtype in target.fused_attention
+            and self.options.graph.prompt_cache_dtype is None  # converted, and its scores formed
             and (target.fused_whole_prompt or not self._single_shot)
             # The compiled ones have no fused kernel in a model with experts.
             and not (target.fused_shapes and model.facts.num_experts)

@@ -33,8 +33,9 @@ def check(sample: Sample, resolved: ResolvedBuild, directory: Path) -> Verified:
     require_same(prefill, lambda: first_wrong(sample, resolved, tokens, directory))
     decode = difference({p: one for p, one in full.logits.items() if p >= prompt}, answer.logits)
     require_same(decode, lambda: "decode with the full cache")
+    exact = max(prefill, decode, _in_blocks(build, tokens, answer))
     if not _has_a_ring_for_each_layer(build):
-        return _record(sample, build, full, tokens, (), prompt, max(prefill, decode))
+        return _record(sample, build, full, tokens, (), prompt, exact)
     far = _far_position(build, resolved, prompt)
     compressed = graphs.of_compressed_cache(build, tokens[: prompt + 1], far)
     geometry = build.manifest.geometry
@@ -43,8 +44,16 @@ def check(sample: Sample, resolved: ResolvedBuild, directory: Path) -> Verified:
     require_same_vote(compressed.kept, answer.attended, geometry, prompt, depth)
     after = _decoded(reference, build, compressed, tokens[: prompt + 1], far)
     require_same(after, lambda: f"decode of position {far} with the compressed cache")
-    largest = max(prefill, decode, after)
-    return _record(sample, build, full, tokens, compressed.kept, far, largest)
+    return _record(sample, build, full, tokens, compressed.kept, far, max(exact, after))
+
+
+def _in_blocks(build: Build, tokens: Sequence[int], answer: Answer) -> float:
+    """The difference of a prompt in blocks; 0 where no graph takes them."""
+    if not build.manifest.graph_options.extend:
+        return 0.0
+    found = difference(graphs.in_blocks(build, tokens), answer.logits)
+    require_same(found, lambda: "a prompt in blocks")
+    return found
 
 
 def _has_a_ring_for_each_layer(build: Build) -> bool:

@@ -19,6 +19,7 @@ from snapexport.build.selfcheck.sizes import Sizes
 from snapexport.build.stages import write_into
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.slots import Slots
@@ -26,8 +27,9 @@ from snapexport.contract.targets import Target, capabilities
 from snapexport.contract.vote import Vote
 from snapexport.exporter import architectures
 from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.graph_set import PrefillForm
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.requests.pieces import pieces_of
+from snapexport.runtime.requests.pieces import pieces, pieces_of
 
 Logits = NDArray[np.float32]
 
@@ -54,6 +56,7 @@ def build_of(sample: Sample, resolved: ResolvedBuild, directory: Path) -> Build:
         decode_batches=(),
         target=target_of(resolved.options.target),
         baseline=True,
+        graph=GraphOptions(extend=resolved.options.graph.extend),
     )
     small = ResolvedBuild(
         options=options,
@@ -87,9 +90,11 @@ def _geometry(wanted: CacheGeometry, model: ModelFacts, sizes: Sizes) -> CacheGe
 
 
 @contextmanager
-def opened(build: Build, *, baseline: bool) -> Iterator[BatchExecutor]:
+def opened(
+    build: Build, *, baseline: bool, prefill: PrefillForm = "chunks"
+) -> Iterator[BatchExecutor]:
     """The build's graphs, loaded in this block."""
-    executor = open_executor(build, backend="onnxruntime", baseline=baseline)
+    executor = open_executor(build, backend="onnxruntime", baseline=baseline, prefill=prefill)
     try:
         yield executor
     finally:
@@ -122,6 +127,23 @@ def of_compressed_cache(build: Build, tokens: Sequence[int], last_position: int)
         kept = [positions.copy() for positions in executor.topk_positions() or ()]
         logits = _decoded(executor, tokens[prompt], last_position, prompt)
     return Run(run.logits | {last_position: logits}, run.chunks, kept)
+
+
+def in_blocks(build: Build, tokens: Sequence[int]) -> dict[int, Logits]:
+    """Take the first tokens, of which nothing is dropped, in blocks; logits as in `Run`.
+
+    What votes on a block is the text that follows it: logits are those behind that.
+    """
+    model, geometry = build.manifest.model, build.manifest.geometry
+    caches = zip(model.cached.values(), geometry.layers, strict=True)
+    sizes = [shape.size for layer, shape in caches if not layer.ring(geometry.L_max)]
+    held, logits = min([len(tokens), *sizes]), {}
+    with opened(build, baseline=False, prefill="blocks") as executor:
+        prefill = executor.limits.prefill
+        for piece in pieces(held, 0, prefill, onto_row=True):
+            end = held if piece.is_last else piece.end + prefill.voters
+            logits[end - 1] = executor.take(0, tokens[:end], piece).logits.copy()
+    return logits
 
 
 def _prefilled(executor: BatchExecutor, prompt: Sequence[int]) -> Run:

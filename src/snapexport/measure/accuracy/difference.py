@@ -154,6 +154,7 @@ def _why(
     # Two compressed caches may differ too: nearly equal votes can be ranked either way.
     whole = (reference.lossless and runner.lossless) or _drops_nothing(manifest, feed, output)
     rounds = output == DECODE_LOGITS and reference.rounds_cache != runner.rounds_cache
+    rounds |= reference.rounds_prompt != runner.rounds_prompt
     return {
         "lossless": whole and not rounds and not quantized,
         "rounded": whole and rounds and not quantized,

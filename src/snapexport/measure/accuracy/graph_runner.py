@@ -38,7 +38,9 @@ class GraphRunner(SequenceRunner):
         self.build = build
         self._loader = loader or on_onnxruntime(build)
         self.lossless = baseline or policy == "full"
-        self.rounds_cache = not baseline and build.manifest.graph_options.cache_dtype is not None
+        options = build.manifest.graph_options
+        self.rounds_cache = not baseline and options.cache_dtype is not None
+        self.rounds_prompt = not baseline and options.prompt_cache_dtype is not None
         self._prefill: GraphName = "baseline-prefill" if baseline else "prefill"
         self._decode: GraphName = "baseline-decode" if baseline else "decode"
         self._compresses = "compress" in build.manifest.graphs and not baseline

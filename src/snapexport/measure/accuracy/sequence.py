@@ -48,6 +48,9 @@ class SequenceRunner(BaseRunner):  # type: ignore[misc]
     rounds_cache = False
     """Whether keys and values lose digits when they are written to its cache."""
 
+    rounds_prompt = False
+    """The same of the cache of the prompt in prefill."""
+
     original = False
     """Whether its weights are the checkpoint's and not the build's."""
 

@@ -82,7 +82,9 @@ def _requests(
     try:
         if not number:
             results.add("versions", {"system": variant.name, **worker.versions})
-        peers.tried(results, variant, partial(worker.request, prompts.get(options.warm, -1), 8))
+        warm = partial(worker.request, prompts.get(options.warm, -1), 8)
+        if peers.tried(results, variant, warm) is None:
+            return
         for length, labels in todo.items():
             ask = partial(worker.request, prompts.get(length, number), options.tokens)
             if took := peers.tried(results, variant, ask):
@@ -148,7 +150,8 @@ def tables(report: Row) -> Iterator[Table]:
         values = [rows.get((name, prompt)) for name in names]
         cells.append(_column([row and scale * row[kind] for row in values], digits))
     heads = ["", *(column[0] for column in columns)]
-    notes = [f"- {row['system']}: {row['why']}" for row in report["sections"]["failed"]]
+    failed = [f"- {row['system']}: {row['why']}" for row in report["sections"]["failed"]]
+    notes = list(dict.fromkeys(failed))
     yield Table("request", heads, list(zip(*cells, strict=True)), notes)
 
 
