@@ -345,10 +345,14 @@ class BuildOptions:
 
     @property
     def _usual_chunk(self) -> int:
-        target = capabilities(self.target)
-        on_gpu = target.runs_on_gpu or self.dtype in target.cuda_dtypes
-        usual = DEFAULT_CHUNK if on_gpu else CPU_CHUNK
-        return max(1, min(usual, self.L_max // 2))
+        return max(1, min(usual_chunk(self.target, self.dtype), self.L_max // 2))
+
+
+def usual_chunk(target: Target, dtype: DType) -> int:
+    """Tokens of a prefill step of long prompts, by what runs the graphs."""
+    found = capabilities(target)
+    on_gpu = found.runs_on_gpu or dtype in found.cuda_dtypes
+    return DEFAULT_CHUNK if on_gpu else CPU_CHUNK
 
 
 GRAPH_FIELDS = tuple(found.name for found in fields(GraphOptions))

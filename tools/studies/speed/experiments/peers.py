@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from snapexport.build.options import usual_chunk
 from snapexport.errors import UserError
 from snapexport.measure.bench.tables import Table
 from snapexport.measure.bench.turns import Case, Row, Timed, alone, rounded
@@ -34,9 +35,6 @@ NOTES = (
     "llama.cpp has a cache of 16 bits and OpenVINO GenAI one of 8, as they are by default; all "
     "others have 32",
 )
-
-_CHUNK = {True: 128, False: 512}
-"""Of prefill, as `snapexport build` chooses it: whether ONNX Runtime runs fp32."""
 
 T = TypeVar("T")
 
@@ -113,7 +111,7 @@ def variants(setup: Setup, options: Options) -> Iterator[Variant]:
             weights=weights,
             dtype=dtype,
             target=target,
-            chunk=_CHUNK[target == "onnxruntime" and dtype == "fp32"],
+            chunk=usual_chunk(target, dtype),
         ),
         gguf=options.checkpoint if options.checkpoint.endswith(".gguf") else None,
         peers_python=setup.peers_python,
