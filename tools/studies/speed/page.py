@@ -61,8 +61,9 @@ def _facts(report: Row) -> Iterator[str]:
     versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
     gpu = f"{machine['gpu']['name']}, " if "gpu" in machine else ""
     cut = "" if report["complete"] else " **The run was cut.**"
+    command, has_options, _ = report["command"].partition(" --set ")
     yield (
-        f"`{report['command']}`: {gpu}{machine['processor']}, {machine['cores']} cores, "
+        f"`{command}{' --set ...' * bool(has_options)}`: {gpu}{machine['processor']}, {machine['cores']} cores, "
         f"{spelled(machine['memory_bytes'])}, load before {machine['load_average'][0]}; "
         f"{versions}.{cut}"
     )
