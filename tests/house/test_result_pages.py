@@ -70,6 +70,23 @@ def overhead() -> Iterator[str]:
         yield line(*sizes, *times, f"{row['share']:.2%}")
 
 
+def sparse_prefill() -> Iterator[str]:
+    for row in report("speed", "sparse_prefill")["summary"]:
+        if row["budget"] < row["prompt"]:
+            seconds = (f"{row[name]:.1f}" for name in ("full_seconds", "seconds"))
+            sizes = f"{row['prompt']:,}", f"{row['budget']:,}"
+            yield line(*sizes, *seconds, f"{row['share']:.2f}")
+
+
+def sparse_needles() -> Iterator[str]:
+    rows = report("quality", "sparse_needles_smollm2")["results"]
+    own, full = (
+        round(20 * found(rows, system=system, mode="aware", samples=20)["score"])
+        for system in ("snapstream", "full")
+    )
+    yield f"finds {own} of 20 numbers, the full cache without a\nbudget {full} "
+
+
 PEERS = (
     *("snapexport fp32, SnapStream", "snapexport fp32, full", "onnxruntime-genai fp32"),
     *("transformers, static", "kvpress SnapKVPress", "llama.cpp F32"),
@@ -294,6 +311,8 @@ TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "equal memory": ("speed.md", equal_memory),
     "context": ("speed.md", context),
     "overhead": ("speed.md", overhead),
+    "sparse prefill": ("speed.md", sparse_prefill),
+    "needles of sparse prefill": ("speed.md", sparse_needles),
     "peers": ("speed.md", peers),
     "text": (DETAILS, text),
     "needles": (DETAILS, lambda: answered(NEEDLES, {})),

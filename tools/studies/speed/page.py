@@ -61,9 +61,10 @@ def _facts(report: Row) -> Iterator[str]:
     versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
     gpu = f"{machine['gpu']['name']}, " if "gpu" in machine else ""
     cut = "" if report["complete"] else " **The run was cut.**"
-    command, has_options, _ = report["command"].partition(" --set ")
+    command, *options = report["command"].split(" --set ")
+    command += " --set ..." * bool(options)
     yield (
-        f"`{command}{' --set ...' * bool(has_options)}`: {gpu}{machine['processor']}, {machine['cores']} cores, "
+        f"`{command}`: {gpu}{machine['processor']}, {machine['cores']} cores, "
         f"{spelled(machine['memory_bytes'])}, load before {machine['load_average'][0]}; "
         f"{versions}.{cut}"
     )
