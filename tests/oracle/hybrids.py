@@ -35,6 +35,14 @@ _LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
+_NEMOTRON: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "head_dim": 16,
+}
 HYBRIDS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {
         "num_hidden_layers": 4,
@@ -100,23 +108,10 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
         "rope_parameters": None,
     },
-    "nemotron_h": {
-        "hybrid_override_pattern": "M-*-M*",
-        "num_hidden_layers": 6,
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "ssm_state_size": 12,
-        "n_groups": 2,
-        "head_dim": 16,
-    },
-    "nemotron_h.experts": {
+    "nemotron_h": _NEMOTRON | {"hybrid_override_pattern": "M-*-M*"},
+    "nemotron_h.experts": _NEMOTRON
+    | {
         "hybrid_override_pattern": "MEM*E*",
-        "num_hidden_layers": 6,
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "ssm_state_size": 12,
-        "n_groups": 2,
-        "head_dim": 16,
         "n_routed_experts": 8,
         "n_group": 2,
         "num_experts_per_tok": 2,
