@@ -81,8 +81,11 @@ def _forward(
         f"{TRACE_DOMAIN}::{EXPERTS}",
         (*routing, *(weight for weight in weights if weight is not None)),
         {
-            **{"alpha": form.alpha, "beta": form.beta, "limit": form.limit},
-            **{"activation": form.activation, "gated": int(form.gated)},
+            "alpha": form.alpha,
+            "beta": form.beta,
+            "limit": form.limit,
+            "activation": form.activation,
+            "gated": int(form.gated),
         },
         dtype=hidden_states.dtype,
         shape=hidden_states.shape,

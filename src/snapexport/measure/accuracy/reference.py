@@ -134,24 +134,27 @@ def _loaded(checkpoint: Checkpoint, decoder: Decoder) -> Any:
 
 def _from_files(checkpoint: Checkpoint, decoder: Decoder, dtype: torch.dtype) -> Any:
     """What transformers loads, of a vision-language checkpoint the language model."""
-    auto: Any = AutoModelForImageTextToText if decoder.whole else AutoModelForCausalLM
-    config = copy.deepcopy(decoder.whole or decoder.config)
-    if decoder.whole:
-        config.text_config = decoder.config
+    if decoder.whole is None:
+        return _complete(AutoModelForCausalLM, checkpoint, decoder.config, dtype)
+    whole = copy.deepcopy(decoder.whole)
+    whole.text_config = decoder.config
+    model = with_text_alone(
+        decoder.config, lambda: _complete(AutoModelForImageTextToText, checkpoint, whole, dtype)
+    )
+    leave_text(model)
+    return model
 
-    def load() -> Any:
-        return auto.from_pretrained(
-            checkpoint.directory, config=config, dtype=dtype, output_loading_info=True
-        )
 
-    model, found = with_text_alone(decoder.config, load) if decoder.whole else load()
-    if missing := sorted(found["missing_keys"]):  # they would be random
+def _complete(auto: Any, checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> Any:
+    """The model, of which no weight is missing: transformers would make it random."""
+    model, found = auto.from_pretrained(
+        checkpoint.directory, config=config, dtype=dtype, output_loading_info=True
+    )
+    if missing := sorted(found["missing_keys"]):
         raise UserError(
             f"transformers finds no weights for {missing[0]} in {checkpoint.directory}",
             "leave out --model, which compares with the build's own weights",
         )
-    if decoder.whole:
-        leave_text(model)
     return model
 
 

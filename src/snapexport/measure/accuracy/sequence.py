@@ -38,10 +38,6 @@ class SequenceRunner(BaseRunner):  # type: ignore[misc]
     never_sampled: tokens of media, whose logits a build replaces. They are not compared.
     """
 
-    def __init__(self, name: str, never_sampled: Sequence[int]) -> None:
-        super().__init__(name=name)
-        self.never_sampled = list(never_sampled)
-
     lossless = True
     """Whether it attends to every position of a sequence of any length."""
 
@@ -53,6 +49,10 @@ class SequenceRunner(BaseRunner):  # type: ignore[misc]
 
     original = False
     """Whether its weights are the checkpoint's and not the build's."""
+
+    def __init__(self, name: str, never_sampled: Sequence[int]) -> None:
+        super().__init__(name=name)
+        self.never_sampled = list(never_sampled)
 
     def logits(self, token_ids: Array, prompt_length: int) -> Array:
         """Logits [1 + N, V] of token_ids [L + N], from the prompt's last token on."""
