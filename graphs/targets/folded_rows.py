@@ -39,6 +39,10 @@ class FoldedRows:
         if group == 1:
             return mask
         if (mask.name, group) not in self._masks:
-            repeats = int64s(self._graph, 1, 1, group, 1)
-            (self._masks[mask.name, group],) = node(self._graph, "Tile", [mask, repeats])
+            # ONNX Runtime's CUDA provider has no Tile of booleans.
+            batch, _, rows, slots = mask.shape
+            every = int64s(self._graph, batch, group, rows, slots)
+            (copies,) = node(self._graph, "Expand", [mask, every])
+            folded = int64s(self._graph, batch, 1, group * rows, slots)
+            (self._masks[mask.name, group],) = node(self._graph, "Reshape", [copies, folded])
         return self._masks[mask.name, group]

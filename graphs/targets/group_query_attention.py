@@ -30,7 +30,8 @@ class GroupQueryAttention:
             if marker.op == CACHE_ATTENTION and marker.attrs["appends"]:
                 valid = marker.inputs[6]
                 if valid.name not in lengths:
-                    lengths[valid.name] = _lengths_of(graph, marker)
+                    slots = marker.inputs[3].shape[2]
+                    lengths[valid.name] = attended_lengths(graph, valid, slots)
                 self._rewrite(graph, marker, lengths[valid.name])
             elif marker.op == PROMPT_ATTENTION:
                 self._rewrite(graph, marker, _whole_prompt(graph, marker.inputs[0].shape[2]))
@@ -84,29 +85,16 @@ def sink_inputs(graph: gs.Graph, sink: gs.Tensor, query: gs.Tensor) -> list[gs.T
     return [*(gs.Variable.empty() for _ in range(4)), like(graph, sink, query)]
 
 
-def decode_lengths(graph: gs.Graph, valid: gs.Tensor, slots: int) -> list[gs.Tensor]:
+def attended_lengths(graph: gs.Graph, valid: gs.Tensor, slots: int) -> list[gs.Tensor]:
     """valid_length [B] -> the operator's seqlens_k (int32 [B]) and total_sequence_length.
 
-    total_sequence_length is a constant: the operator reads it on the host, so computing it on a GPU
-    would cost a synchronisation in each step and exclude CUDA graphs. For one row it is only the
-    upper bound of seqlens_k.
+    total_sequence_length is a constant, the upper bound of seqlens_k: the operator reads it on the
+    host. onnxruntime-gpu 1.31 does not wait there for what the GPU calculates, and the operator
+    would write and attend to wrong positions; waiting would exclude CUDA graphs.
     """
     total = gs.Constant(fresh(graph, "total_sequence_length"), np.array(slots, np.int32))
-    return [*_seqlens_k(graph, valid), total]
-
-
-def _lengths_of(graph: gs.Graph, marker: gs.Node) -> list[gs.Tensor]:
-    """The lengths of an appending marker. A chunk's rows are counted back from the total length."""
-    query, _, _, past_key, _, _, valid = marker.inputs[:7]
-    if query.shape[2] == 1:
-        return decode_lengths(graph, valid, past_key.shape[2])
-    longest = node(graph, "ReduceMax", [valid], keepdims=0)
-    return _seqlens_k(graph, valid) + node(graph, "Cast", longest, to=_INT32)
-
-
-def _seqlens_k(graph: gs.Graph, valid: gs.Tensor) -> list[gs.Tensor]:
     last = node(graph, "Sub", [valid, int64s(graph, 1)])
-    return node(graph, "Cast", last, to=_INT32)
+    return [*node(graph, "Cast", last, to=_INT32), total]
 
 
 def _whole_prompt(graph: gs.Graph, length: int) -> list[gs.Tensor]:

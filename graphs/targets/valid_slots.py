@@ -21,7 +21,7 @@ from snapexport.graphs.passes.cache import cache_like
 from snapexport.graphs.passes.storage import cast
 from snapexport.graphs.targets.group_query_attention import (
     MICROSOFT,
-    decode_lengths,
+    attended_lengths,
     packed,
     sink_inputs,
 )
@@ -55,7 +55,7 @@ class _End:
     def __init__(self, graph: gs.Graph, valid: gs.Tensor, cache: tuple[int, ...]) -> None:
         """valid: int64 [B]. cache: the shape [B,Hkv,S,D]."""
         batch, kv_heads, slots, _ = cache
-        self.lengths = decode_lengths(graph, valid, slots)
+        self.lengths = attended_lengths(graph, valid, slots)
         self._graph = graph
         (last,) = node(graph, "Sub", [valid, int64s(graph, 1)])
         (column,) = node(graph, "Reshape", [last, int64s(graph, -1, 1, 1, 1)])

@@ -76,21 +76,28 @@ class Session:
 def bind(session: Any, entry: GraphEntry, device: str, buffers: Buffers) -> Work:
     """Return what runs a session over buffers. ONNX Runtime waits for the end of each run.
 
-    ONNX Runtime holds addresses alone: the caller keeps the buffers.
+    ONNX Runtime holds addresses alone: the caller keeps the buffers. What nodes on the CPU read of
+    a GPU's memory it copies as it is bound: that is bound on the host, or anew before each run.
     """
     binding = session.io_binding()
 
-    def tie(to: Any, spec: TensorSpec) -> None:
+    def tie(to: Any, spec: TensorSpec, host: bool = False) -> None:
         element = _BFLOAT16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype)
-        to(spec.name, device, 0, element, spec.shape, buffers[spec.name].address)
+        buffer = buffers[spec.name]
+        address = buffer.host.ctypes.data if host else buffer.address
+        to(spec.name, "cpu" if host else device, 0, element, spec.shape, address)
 
+    copied = _read_by_the_cpu(session, device)
+    late = [one for one in entry.inputs if one.name in copied and buffers[one.name].array is None]
     for spec in entry.inputs:
-        tie(binding.bind_input, spec)
+        tie(binding.bind_input, spec, spec.name in copied and spec not in late)
     for spec in entry.outputs:
         tie(binding.bind_output, spec)
 
     def run() -> None:
         try:
+            for spec in late:
+                tie(binding.bind_input, spec)
             session.run_with_iobinding(binding)
         except Exception as error:  # ONNX Runtime's exceptions share no narrower public base
             raise GraphError(
@@ -98,6 +105,14 @@ def bind(session: Any, entry: GraphEntry, device: str, buffers: Buffers) -> Work
             ) from error
 
     return run
+
+
+def _read_by_the_cpu(session: Any, device: str) -> set[str]:
+    """Inputs of a GPU's session that nodes on the CPU read, or no node."""
+    if device == "cpu":
+        return set()
+    places = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+    return {node.name for node, info in places if info.name == "Cpu"}
 
 
 def session_options(threads: int | None, prepack: bool, settings: Mapping[str, str]) -> Any:

@@ -151,7 +151,7 @@ def test_logits_cannot_be_read_after_close(gpu: FakeCuda, builds: dict[str, Buil
 def test_a_decode_graph_that_cannot_be_captured_runs_with_a_warning(
     gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnxruntime_cuda, "reads_on_host", lambda path: True)
+    monkeypatch.setattr(onnxruntime_cuda, "refuses_capture", lambda path: True)
     with pytest.warns(RuntimeWarning, match="without a CUDA graph, and slower: This session") as w:
         executor = on_gpu(builds["portable"])
     assert not executor.captured and len(w) == 3
