@@ -83,11 +83,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_backend_that_does_not_fit_is_refused_before_anything_runs(
-    vault_build: Build, name: str
+    vault_build: Build, portable_build: Build, name: str
 ) -> None:
     choices, message = REFUSED[name]
+    of = vault_build if "for a build with --target onnxruntime" in message else portable_build
     with pytest.raises(UserError, match=message):
-        vault_grid(vault_build, **choices)
+        vault_grid(of, **choices)
 
 
 def test_another_backend_is_another_evaluation_of_as_many_minutes(portable_build: Build) -> None:
