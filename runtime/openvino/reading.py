@@ -30,7 +30,7 @@ Kind = tuple[tuple[int, ...], np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Read:
-    """What is known of a graph whose model was compiled: the model would hold its weights once more.
+    """What is known of a graph after its model was compiled and let go of, with its weights.
 
     inputs: names of those that it reads. outputs: shapes and types by name. writes: outputs of the
     file that it has no more, and what takes the place of each. mapped: its weights' files, for as
