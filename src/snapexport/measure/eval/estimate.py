@@ -18,7 +18,7 @@ from snapexport.runtime.requests.pieces import repeated_starts
 
 def estimate(grid: Grid) -> Estimate:
     """Time two chunks and a few decode steps of the build. Raises UserError."""
-    executor = open_executor(grid.build, backend="onnxruntime", threads=grid.options.threads)
+    executor = open_executor(grid.build, **grid.options.running)
     try:
         chunk_seconds(executor, 1)  # the first run reads the weights from the disk
         chunks = {n: chunk_seconds(executor, n) for n in grid.requests.lengths}

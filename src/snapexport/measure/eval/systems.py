@@ -23,6 +23,7 @@ from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS, VOTE_FIELDS
 from snapexport.errors import UserError
+from snapexport.measure.eval.options import EvalOptions
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.engine.prompt_cache import PromptCache
 from snapexport.runtime.requests.llm import LLM
@@ -225,10 +226,10 @@ def _value(name: str, field: str, value: str) -> int | str | Path:
 class LoadedSystems:
     """Systems that share weights and prefilled prompts."""
 
-    def __init__(self, build: Build, directory: Path, threads: int | None) -> None:
+    def __init__(self, build: Build, directory: Path, options: EvalOptions) -> None:
         self._build = build
         self._directory = directory
-        self._threads = threads
+        self._running = options.running
         self._tokenizer = load_tokenizer(build.directory)
         self._prompt_cache: PromptCache | None = None
         self._derived: dict[tuple[CacheGeometry, bool, bool], Build] = {}
@@ -246,8 +247,7 @@ class LoadedSystems:
     ) -> LLM:
         executor = open_executor(
             self._build_of(geometry, with_queries, in_blocks),
-            backend="onnxruntime",
-            threads=self._threads,
+            **self._running,
             prompt_cache=self._prompt_cache,
             prefill="blocks" if in_blocks else "chunks",
         )
@@ -267,7 +267,7 @@ class LoadedSystems:
 
 
 @contextmanager
-def loading(build: Build, threads: int | None) -> Iterator[LoadedSystems]:
+def loading(build: Build, options: EvalOptions) -> Iterator[LoadedSystems]:
     """Systems in a hidden directory beside the build, where its weights can be hard-linked.
 
     Raises UserError where they can't: a copy for each system would take gigabytes.
@@ -281,7 +281,7 @@ def loading(build: Build, threads: int | None) -> Iterator[LoadedSystems]:
         )
     with scratch(beside) as directory:
         _require_links(build, directory)
-        yield LoadedSystems(build, directory, threads)
+        yield LoadedSystems(build, directory, options)
 
 
 def _require_links(build: Build, directory: Path) -> None:
