@@ -83,12 +83,12 @@ class OpenVinoBackend:
 
     def _compile(self, graph: GraphName) -> tuple[Read, Any]:
         path, entry = self._build.graph(graph), self._build.manifest.graphs[graph]
-        read = read_graph(path, entry, dynamic=self._device == "CPU")
+        model, read = read_graph(path, entry, dynamic=self._device == "CPU")
         # A vote compares sums of many scores: rounded ones would keep other positions.
         precision = "f32" if graph == "compress" else self._precision
         settings = self._settings | {"INFERENCE_PRECISION_HINT": precision}
         try:
-            compiled = self._core.compile_model(read.model, self._device, settings)
+            compiled = self._core.compile_model(model, self._device, settings)
         except Exception as error:  # OpenVINO's exceptions share no narrower public base
             raise UserError(
                 f"OpenVINO cannot compile {path} for {self._device}: {first_line(error)}",

@@ -54,10 +54,11 @@ class Operators:
         rows, slots, count = size(query, 2), size(past_key, 2), size(new_key, 2)
         if causal and rows == count and self._dynamic and size(query, 0) == 1:
             # Its rows are the last valid cache slots, and all before them are seen.
-            past = [self._prefix(one, start) for one in (past_key, past_value)]
             bias = self._chunk_bias(query, mask, start, rows, slots)
-            states = zip(past, (new_key, new_value), strict=True)
-            key, value = (op.concat(list(both), 2).output(0) for both in states)
+            key, value = (
+                self._followed(past, new, start)
+                for past, new in ((past_key, new_key), (past_value, new_value))
+            )
             return self._attend(node, query, [(key, value, bias)])
         bias = self._bias(query, mask, valid, rows, slots, causal=causal)
         before, after = self._split(query, bias, start, rows, slots, count)
@@ -155,7 +156,18 @@ class Operators:
 
         return self._share(("folded", _id(bias), group), make)
 
-    def _prefix(self, tensor: Value, count: Value, axis: int = 2) -> Value:
+    def _followed(self, past: Value, new: Value, start: Value) -> Value:
+        """The first `start` states of a cache, and new ones: [1,H,start + C,D].
+
+        Joined as [H,T,D]: four dimensions OpenVINO takes for an image's, whose channels it would
+        move to the end and back.
+        """
+        heads, width = size(past, 1), size(past, 3)
+        before, after = (op.reshape(one, ints(heads, -1, width), False) for one in (past, new))
+        states = op.concat([self._prefix(before, start, axis=1), after], 1)
+        return op.unsqueeze(states, ints(0)).output(0)
+
+    def _prefix(self, tensor: Value, count: Value, axis: int) -> Value:
         return op.slice(tensor, ints(0), count, ints(1), ints(axis)).output(0)
 
     def _share(self, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:

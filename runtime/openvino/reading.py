@@ -30,24 +30,24 @@ Kind = tuple[tuple[int, ...], np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Read:
-    """A graph.
+    """What is known of a graph after its model was compiled and let go of, with its weights.
 
     inputs: names of those that it reads. outputs: shapes and types by name. writes: outputs of the
     file that it has no more, and what takes the place of each. mapped: its weights' files, for as
     long as the model is there: OpenVINO holds addresses alone.
     """
 
-    model: Any
     inputs: frozenset[str]
     outputs: Mapping[str, Kind]
     writes: Mapping[str, CacheWrite]
     mapped: list[NDArray[np.uint8]]
 
 
-def read_graph(path: Path, entry: GraphEntry, *, dynamic: bool) -> Read:
-    """dynamic: the device takes shapes that are computed. Raises UserError.
+def read_graph(path: Path, entry: GraphEntry, *, dynamic: bool) -> tuple[Any, Read]:
+    """OpenVINO's model, and what is known of it. Raises UserError.
 
-    Also for a file that is not the graph of the manifest.
+    Also for a file that is not the graph of the manifest. dynamic: the device takes shapes that are
+    computed.
     """
     try:
         model = Message.read(read_bytes(path, GRAPH_BYTES, REBUILD))
@@ -72,7 +72,7 @@ def read_graph(path: Path, entry: GraphEntry, *, dynamic: bool) -> Read:
     read = [one for one in entry.inputs if one.name in inputs or one.name not in named]
     _check(path.name, "inputs", read, inputs)
     _check(path.name, "outputs", [one for one in entry.outputs if one.name not in writes], outputs)
-    return Read(found, frozenset(inputs), outputs, writes, mapped)
+    return found, Read(frozenset(inputs), outputs, writes, mapped)
 
 
 def _kinds(ports: Iterable[Any]) -> dict[str, Kind]:

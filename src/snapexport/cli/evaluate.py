@@ -57,7 +57,10 @@ CHOICES = {
     "max_tokens": "tokens of an answer to an instruction, at most",
     "chat": "ask tasks and instructions in the chat template (default: if the build has one)",
     "seed": "the first sample's seed",
-    "threads": "CPU threads of ONNX Runtime (default: all cores)",
+    "backend": "what runs the graphs",
+    "device": "where OpenVINO runs them (default: CPU)",
+    "precision": "what OpenVINO calculates in (default: f32)",
+    "threads": "CPU threads (default: all cores)",
     "minutes": "time for tasks: samples that would end later are left out; 0: no limit (default: "
     f"{DEFAULT_MINUTES} if no flag says what to measure, else 0)",
 }
@@ -155,6 +158,8 @@ def _print_report(report: dict[str, Any]) -> None:
                 show(length, rows)
     for rate in report["hit_rate"]:
         _print_hit_rate(rate)
+    asked = (options["backend"], options["device"], options["precision"])
+    OUT.print("run by " + " ".join(filter(None, asked)), style="dim")
     if options["hit_samples"] and report["results"] and not report["hit_rate"]:
         OUT.print(
             "no hit rate: no cache votes, or the model soft-caps its attention scores", style="dim"

@@ -65,6 +65,7 @@ COMMANDS = tuple(
     fact(f"`snapexport {command}`", "command", command)
     for command in ("bench", "calibrate", "diff", "dynamo", "engine", "eval", "triton")
 )
+HIT_RATES = some("--hit-samples {hit_samples}", "hit_samples", 1)
 RUN_BASELINE = fact("--baseline", "run_baseline")
 ON_GPU = Choice(
     "--backend {backend}",
@@ -227,6 +228,12 @@ RUN_RULES: tuple[Rule, ...] = (
     *(
         Rule(choice, ON_GPU, "it is for the CPU", "leave it out, or use --backend onnxruntime")
         for choice in (THREADS, PREPACK)
+    ),
+    Rule(
+        HIT_RATES,
+        CUDA,
+        "attention is computed from caches that lie on the GPU there",
+        "leave it out, or use --backend onnxruntime",
     ),
     Rule(THREADS, TRITON_GPU, "it is for the CPU", "leave it out, or use --device cpu"),
     Rule(

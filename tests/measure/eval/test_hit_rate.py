@@ -15,6 +15,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.measure.eval import hit_rate
 from snapexport.measure.eval.grid import Cell, Grid
 from snapexport.measure.eval.hit_rate import THETA, HitRate
+from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.systems import loading
 from tests.measure.eval.builds import vault_grid
 from tests.oracle import masked
@@ -105,7 +106,10 @@ def measured(request: pytest.FixtureRequest, sliding_build: Build) -> Iterator[M
         hit_samples=2,
         seed=59,
     )
-    with pytest.MonkeyPatch.context() as patched, loading(sliding_build, threads=1) as loaded:
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        loading(sliding_build, EvalOptions(threads=1)) as loaded,
+    ):
         patched.setattr(hit_rate, "THETA", request.param)
         yield request.param, grid, hit_rate.measure(grid, loaded, STEPS)
 
@@ -152,5 +156,5 @@ def test_hit_rate_prompts_are_spread_over_the_depths(sliding_build: Build) -> No
 def test_hit_rate_is_empty_without_prompts_or_votes(sliding_build: Build) -> None:
     for choices in ({"hit_samples": 0}, {"hit_samples": 1, "policies": ("full", "streaming")}):
         grid = vault_grid(sliding_build, lengths=(120,), **choices)
-        with loading(sliding_build, threads=1) as loaded:
+        with loading(sliding_build, EvalOptions(threads=1)) as loaded:
             assert hit_rate.measure(grid, loaded) == []

@@ -204,6 +204,7 @@ class Grid:
             [entry.sha256 for entry in (*manifest.graphs.values(), *manifest.traces.values())],
             [options.chosen_tasks, requests.lengths, options.depths, options.samples],
             [options.seed, requests.aging, requests.answer_tokens, options.modes],
+            [options.backend, options.device, options.precision],
             [requests.frame is not as_it_is, [asdict(document) for document in requests.haystack]],
             [[prompt.passage.ids, prompt.length, prompt.tokens] for prompt in requests.prompts],
             [asdict(instruction) for instruction in requests.instructions],
@@ -214,7 +215,7 @@ class Grid:
 
 def make_grid(build: Build, options: EvalOptions) -> Grid:
     """The grid of an evaluation. Raises UserError where the build can't run it."""
-    _require_usable(build)
+    _require_usable(build, options)
     _require_full(options)
     seconds = options.seconds
     options = _with_tasks(build, options)
@@ -256,13 +257,13 @@ def _with_tasks(build: Build, options: EvalOptions) -> EvalOptions:
     return replace(options, tasks=("vault",) if is_bundled else DEFAULT_TASKS)
 
 
-def _require_usable(build: Build) -> None:
+def _require_usable(build: Build, options: EvalOptions) -> None:
     if not build.manifest.traces:
         raise UserError(
             f"{build.directory} has no baseline, and other caches are made from its traces",
             "build it again with --baseline (and any policy but full)",
         )
-    build.require_run(backend="onnxruntime")
+    build.require_run(hit_samples=options.hit_samples, **options.running)
 
 
 def _require_full(options: EvalOptions) -> None:

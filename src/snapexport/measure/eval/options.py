@@ -3,11 +3,12 @@
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from snapexport.errors import UserError
 from snapexport.measure.eval.tasks import TASKS
 from snapexport.measure.options import require
+from snapexport.runtime.engine.openvino_options import Device, Precision
 
 Mode = Literal["aware", "agnostic", "late"]
 """aware: the question ends the prompt, so that its tokens vote.
@@ -18,6 +19,9 @@ prompt."""
 HaystackName = Literal["manual", "sentences"]
 """manual: the prose of Python's manual. sentences: nine sentences over and over, as RULER's noise,
 which flatter every cache that votes."""
+
+EvalBackend = Literal["onnxruntime", "onnxruntime-cuda", "openvino"]
+"""What runs graphs: the other caches have no engines."""
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 DEFAULT_TASKS = "niah_single", "phrase_4", "niah_multikey", "qa"
@@ -36,7 +40,8 @@ class EvalOptions:
     folders of text. haystack: of tasks that hide needles in prose; None for the documents, or for
     the manual where there are none. continuation: 0 for none. instructions: each follows every
     prompt of the documents, and is answered in at most max_tokens. chat: whether tasks and
-    instructions are asked in the chat template. minutes: for the samples of tasks, 0 for no limit;
+    instructions are asked in the chat template. backend, device, precision, threads: as those of
+    `open_executor`. minutes: for the samples of tasks, 0 for no limit;
     None for no limit where any of the others is chosen, else for DEFAULT_MINUTES.
     """
 
@@ -56,6 +61,9 @@ class EvalOptions:
     max_tokens: int = 200
     chat: bool | None = None
     seed: int = 0
+    backend: EvalBackend = "onnxruntime"
+    device: Device | None = None
+    precision: Precision | None = None
     threads: int | None = None
     minutes: int | None = None
 
@@ -77,12 +85,18 @@ class EvalOptions:
         return self.tasks
 
     @property
+    def running(self) -> dict[str, Any]:
+        """What runs the graphs: arguments of `open_executor`."""
+        names = "backend", "device", "precision", "threads"
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def seconds(self) -> float:
         """The time for the samples of tasks; infinite without a limit."""
         minutes = self.minutes
         if minutes is None:
-            measured = replace(self, chat=None, seed=0, threads=None)
-            minutes = DEFAULT_MINUTES if measured == EvalOptions() else 0
+            measured = replace(EvalOptions(), chat=self.chat, seed=self.seed, **self.running)
+            minutes = DEFAULT_MINUTES if self == measured else 0
         return 60 * minutes or math.inf
 
     def _require_documents_in_use(self) -> None:

@@ -61,6 +61,7 @@ class Journal:
     def __init__(self, directory: Path, fingerprint: str) -> None:
         """Open or begin the journal of `directory`. Raises UserError if it is another's."""
         self._path = directory / JOURNAL
+        self._header = json.dumps({"fingerprint": fingerprint}) + "\n"
         self.records: list[Record] = []
         if self._path.is_file():
             self._read(fingerprint)
@@ -68,15 +69,15 @@ class Journal:
             raise UserError(f"{directory} exists, and is no evaluation", "choose another --out")
         else:
             directory.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps({"fingerprint": fingerprint}) + "\n")
 
     def record(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Pass records on, each once it is on the disk."""
-        with self._path.open("a") as file:
-            for record in records:
-                file.write(json.dumps(asdict(record)) + "\n")
-                file.flush()
-                yield record
+        """Pass records on, each once it is on the disk. Before the first one the journal has none:
+        what cannot run leaves it to another evaluation."""
+        for record in records:
+            with self._path.open("a") as file:
+                header = "" if file.tell() else self._header
+                file.write(header + json.dumps(asdict(record)) + "\n")
+            yield record
 
     def _read(self, fingerprint: str) -> None:
         """Take the records so far. A line that a kill cut short is removed from the file."""

@@ -43,7 +43,7 @@ class Evaluation:
         Raises UserError if `out` holds another evaluation.
         """
         self._limit = TimeLimit(self.grid.seconds)
-        with loading(self.grid.build, self.grid.options.threads) as loaded:
+        with loading(self.grid.build, self.grid.options) as loaded:
             journal = Journal(self.out, self.grid.fingerprint()) if self.out else None
             for record in _records(self.grid, loaded, journal, self._limit):
                 self.records.append(record)
