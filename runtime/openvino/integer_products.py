@@ -63,4 +63,5 @@ def _joined(raw: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
     """Rows of `count` integers of 4 bits, the lower half of a byte first, without gaps."""
     halves = np.stack([raw & 15, raw >> 4], -1).reshape(len(raw), -1)[:, :count].reshape(-1)
     halves = np.append(halves, np.zeros(len(halves) % 2, np.uint8))
-    return np.bitwise_or(halves[::2], halves[1::2] << 4, dtype=np.uint8)
+    joined: NDArray[np.uint8] = halves[::2] | halves[1::2] << 4
+    return joined
