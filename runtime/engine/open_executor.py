@@ -41,6 +41,7 @@ def open_executor(
     speculates: bool = True,
     device: Device | None = None,
     precision: Precision | None = None,
+    make: Callable[[str], Callable[..., Any]] | None = None,
 ) -> BatchExecutor:
     """Load a build. Raises UserError.
 
@@ -52,11 +53,13 @@ def open_executor(
     same model on the same backend, so that both prefill a common prompt once. prefill: how prompts
     are taken; "blocks" and "both" need extend.onnx. role: "prefill" loads no decode graph, "decode"
     no other one. speculates: load the graphs of multi-token prediction, where they can draft.
-    device, precision: OpenVINO's alone; None for the CPU, and for f32.
+    device, precision: OpenVINO's alone; None for the CPU, and for f32. make: finds what makes a
+    backend, in place of `maker_of`.
     """
     if backend not in (None, *BACKENDS):
         raise UserError(f"no backend '{backend}'", f"choose from {', '.join(BACKENDS)}")
     chosen = backend or default_backend(build)
+    make = make or maker_of
     build.require_run(
         backend=chosen,
         baseline=baseline,
@@ -69,18 +72,19 @@ def open_executor(
         precision=precision,
     )
     if build.manifest.tensor_parallel > 1:
-        ranks: BatchExecutor = _make("ranks")(
+        ranks: BatchExecutor = maker_of("ranks")(
             build, threads=threads, prepack=prepack, prefill=prefill
         )
         return ranks
     graphs = GraphSet.of(build, baseline=baseline, form=prefill, role=role, speculates=speculates)
     if chosen == "onnxruntime":
-        return _on_host(build, graphs, prompt_cache, chosen, threads=threads, prepack=prepack)
+        settings = {"threads": threads, "prepack": prepack}
+        return _on_host(build, graphs, prompt_cache, make(chosen), **settings)
     if chosen == "openvino":
         asked = {"threads": threads, "device": device, "precision": precision}
-        return _on_host(build, graphs, prompt_cache, chosen, **asked)
+        return _on_host(build, graphs, prompt_cache, make(chosen), **asked)
     try:
-        return _on_gpu(build, graphs, chosen, prompt_cache)
+        return _on_gpu(build, graphs, make(chosen), prompt_cache)
     except UserError as refusal:
         if backend is not None:
             raise
@@ -97,11 +101,11 @@ def _on_host(
     build: Build,
     graphs: GraphSet,
     prompt_cache: PromptCache | None,
-    name: BackendName,
+    make: Callable[..., GraphBackend],
     **settings: object,
 ) -> Executor:
     """With caches in the host's memory. settings: of the backend."""
-    backend = _make(name)(build, graphs, **settings)
+    backend = make(build, graphs, **settings)
     try:
         return _executor(build, graphs, backend, prompt_cache)
     except MemoryError:
@@ -112,10 +116,13 @@ def _on_host(
 
 
 def _on_gpu(
-    build: Build, graphs: GraphSet, backend: BackendName, prompt_cache: PromptCache | None
+    build: Build,
+    graphs: GraphSet,
+    make: Callable[..., GraphBackend],
+    prompt_cache: PromptCache | None,
 ) -> Executor:
     try:
-        return _executor(build, graphs, _make(backend)(build, graphs), prompt_cache)
+        return _executor(build, graphs, make(build, graphs), prompt_cache)
     except DeviceError as error:
         raise UserError(
             f"the GPU failed while the build was loaded: {error}",
@@ -130,8 +137,8 @@ def _executor(
     return Executor(build.manifest, graphs, backend, weights, prompt_cache)
 
 
-def _make(name: str) -> Callable[..., Any]:
-    """What the table names. Its module is imported now: it may need a GPU's libraries."""
+def maker_of(name: str) -> Callable[..., Any]:
+    """What `MAKERS` names. Its module is imported now: it may need a GPU's libraries."""
     module, function = MAKERS[name]
     made: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return made

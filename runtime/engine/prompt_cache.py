@@ -21,8 +21,6 @@ class PromptCache:
     Recurrent states are those after the last chunk. They have no positions, so with them only a
     whole prompt is taken from the cache.
 
-    Each executor of a GPU has a stream of its own, so that what the cache copies is waited for.
-
     Prefill graphs of smaller capacity N take the beginning of the same memory as [1,Hkv,N,D];
     `resize` moves the heads to where the next graph reads them.
     """
@@ -73,8 +71,6 @@ class PromptCache:
         self._is_whole = False
         for state in self._states.values():
             self._memory.zero(state)
-        if self._states:
-            self._memory.synchronize()
 
     def resize(self, capacity: int, count: int) -> None:
         """Make room for `capacity` positions, and keep the first `count`.
@@ -89,7 +85,6 @@ class PromptCache:
             for head in _order(past.shape[1], grows=capacity > former):
                 target = _positions(past, head * capacity, count)
                 self._memory.copy(target, _positions(past, head * former, count))
-        self._memory.synchronize()
 
     def holds(self, token_ids: Sequence[int], start: int) -> bool:
         """Whether running a chunk at position `start` would change nothing."""
@@ -144,7 +139,6 @@ class PromptCache:
         self._written.clear()
         for cache in (*self._pasts.values(), *self._states.values()):
             self._memory.zero(cache)
-        self._memory.synchronize()
 
 
 def _with_positions(past: Buffer, positions: int) -> Buffer:

@@ -81,10 +81,13 @@ def _captures_safely() -> bool:
     return False
 
 
-def cuda_backend(build: Build, graphs: GraphSet) -> GraphBackend:
-    """ONNX Runtime on the GPU. Raises UserError."""
+def cuda_backend(build: Build, graphs: GraphSet, device: Cuda | None = None) -> GraphBackend:
+    """ONNX Runtime on the GPU. Raises UserError.
+
+    device: other backends', too. Nothing is captured then: graphs are bound several times.
+    """
     # First: without any ONNX Runtime the backend's import names the CPU's, which is the wrong one.
-    device = Cuda()
+    own = device or Cuda()
     from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 
-    return OnnxRuntimeBackend(build, graphs, device)
+    return OnnxRuntimeBackend(build, graphs, own, captures=device is None)

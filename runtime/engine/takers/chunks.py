@@ -150,7 +150,6 @@ class Chunks:
     def refill(self, slot: int, prompt_length: int) -> None:
         """Compress into the batch slot, or copy where nothing is compressed."""
         self._into_slot.fill(slot, prompt_length)
-        self._loaded.backend.memory.synchronize()  # others may share the prompt cache
 
     def _run(
         self, tokens: Sequence[int], start: int, temperature: float, capacity: int = 0

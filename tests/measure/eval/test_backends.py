@@ -49,7 +49,6 @@ def test_openvino_gives_the_tables_of_onnx_runtime(portable_build: Build, tmp_pa
     want, found = (rows_of(portable_build, tmp_path, one) for one in ("onnxruntime", "openvino"))
     assert [row["score"] for row in found["results"]] == [row["score"] for row in want["results"]]
     assert found["hit_rate"] == want["hit_rate"]
-    assert len(found["continuations"]) == 2 * len(POLICIES)
     for row, other in zip(found["continuations"], want["continuations"], strict=True):
         assert (row["system"], row["length"]) == (other["system"], other["length"])
         for column in ("nll", "kl", "agreement"):
@@ -60,11 +59,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a device of another backend": (
         {"device": "GPU", "threads": None},
         "--device GPU is not supported with another",
-    ),
-    "a precision of another backend": ({"precision": "bf16"}, "--precision bf16 is not supported"),
-    "threads on a GPU": (
-        {"backend": "onnxruntime-cuda", "threads": 1, "hit_samples": 0},
-        "--threads 1 is not supported with --backend onnxruntime-cuda",
     ),
     "fp32 on a GPU": (
         {"backend": "onnxruntime-cuda", "threads": None, "hit_samples": 0},

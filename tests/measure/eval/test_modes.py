@@ -26,7 +26,7 @@ POLICIES = ("full", "snapstream", "streaming", "sage")
 
 def outcomes(build: Build, **choices: Any) -> list[Outcome]:
     grid = vault_grid(build, **CHOICES | choices)
-    with loading(build, threads=1) as loaded:
+    with loading(build, grid.options) as loaded:
         return list(outcomes_of(grid, loaded, (), TimeLimit(math.inf)))
 
 
@@ -103,7 +103,7 @@ def kept(grid: Grid, mode: str, build: Build) -> list[list[np.ndarray]]:
     cells = grid.requests.cells()
     sample = grid.requests.sample(cells[0])
     found = []
-    with loading(build, threads=1) as loaded:
+    with loading(build, grid.options) as loaded:
         (llm,) = loaded.load(grid.systems)
         for other in cells[:3]:
             question = grid.requests.sample(other).question_ids

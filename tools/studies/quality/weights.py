@@ -84,16 +84,22 @@ def _by_transformers(job: Job) -> Iterator[Rows]:
 
 def ours(job: Job, weights: str) -> Made:
     """A build with the full cache: the first token by prefill, the others by decode."""
+    out = build_of(job, weights, job.texts.shape[1], BATCH)
+    bits = Build.open(out).manifest.bits_per_weight
+    assert bits is not None
+    return Made(bits, _forced(out, job.texts))
+
+
+def build_of(job: Job, weights: str, length: int, batch: int) -> Path:
+    """With the full cache; made if missing."""
     model = job.file if weights == "keep" else job.source
-    out = job.work / f"{job.file.stem}.{weights}.build"
-    flags = {"model": model, "weights": weights, "L-max": job.texts.shape[1], "batch": BATCH}
+    out = job.work / f"{job.file.stem}.{weights}.{batch}x{length}.build"
+    flags = {"model": model, "weights": weights, "L-max": length, "batch": batch}
     flags |= {"policy": "full", "prefill-chunk": 16, "out": out}
     if not out.is_dir():
         given = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
         _run(sys.executable, "-m", "snapexport", "build", *given)
-    bits = Build.open(out).manifest.bits_per_weight
-    assert bits is not None
-    return Made(bits, _forced(out, job.texts))
+    return out
 
 
 def _forced(build: Path, texts: NDArray[np.int64]) -> Iterator[Rows]:
@@ -117,7 +123,7 @@ def llama_cpp(job: Job, form: str) -> Made:
     """Quantized by llama.cpp, or the file itself. Its cache is fp16."""
     from gguf import GGUFReader
 
-    made = job.file if form == "file" else job.work / f"{job.source.stem}.{form}.gguf"
+    made = gguf_of(job, form)
     out, texts = job.work / "llama_cpp.npy", job.work / "texts.npy"
     np.save(texts, job.texts)
     script = "tools.studies.quality.llama_cpp_logits"
@@ -127,9 +133,15 @@ def llama_cpp(job: Job, form: str) -> Made:
     return Made(float(bits), np.load(out, mmap_mode="r"))
 
 
+def gguf_of(job: Job, form: str) -> Path:
+    """The file in a form."""
+    return job.file if form == "file" else job.work / f"{job.source.stem}.{form}.gguf"
+
+
 def genai(job: Job, precision: str) -> Made:
     """The graph of onnxruntime-genai's builder with its defaults, in ONNX Runtime."""
-    model, out = checkpoint_of(job.source, job.work), job.work / f"{job.source.stem}.genai"
+    model = checkpoint_of(job.source, job.work)
+    out = job.work / f"genai.{model.name}.{precision}"  # where its peer looks for it
     if not out.is_dir():
         given = ["-i", model, "-o", out, "-p", precision, "-e", "cpu", "-c", job.work / "cache"]
         _run(str(job.peers), "-m", "onnxruntime_genai.models.builder", *given)

@@ -1,5 +1,7 @@
 """What the study of weights in few bits compares."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.exporter import gguf_files
 from tools.studies.quality.reordered import reordered
-from tools.studies.quality.weights import Job, Made, compared, passages
+from tools.studies.quality.weights import Job, Made, compared, gguf_of, passages
+from tools.studies.quality.weights_speed import measured, variant
 from tools.studies.speed.from_gguf import checkpoint_of
 
 
@@ -53,3 +56,24 @@ def test_passages_have_one_length_and_come_from_late_in_their_texts(tmp_path: Pa
     (tmp_path / "long.txt").write_text("abc" * 2 + "xyz")
     (tmp_path / "short.txt").write_text("abc")
     assert passages(tmp_path, Letters(), 5, 3).tolist() == [list(map(ord, "xyz"))]
+
+
+PEER = """
+import time
+PACKAGES = ()
+class Peer:
+    def fill(self, context): self.context = context
+    def step(self): time.sleep(self.context / 1e6)
+def make(threads, **options): return Peer()
+"""
+
+
+def test_steps_are_timed_behind_a_context(tmp_path: Path) -> None:
+    job = Job(tmp_path / "m.gguf", tmp_path / "m.F32.gguf", tmp_path, np.zeros((0, 0), int), None)
+    made = variant("llama.cpp Q8_0", job)
+    assert made.options["weights"] == made.options["gguf"] == str(gguf_of(job, "Q8_0"))
+    plugin = tmp_path / "peer.py"
+    plugin.write_text(PEER)
+    one = replace(made, name="one", python=Path(sys.executable), plugin=str(plugin))
+    (found,) = measured([one], rounds=1).values()
+    assert 1.024 <= found["low"] <= found["median"] <= found["high"]

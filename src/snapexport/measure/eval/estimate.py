@@ -4,30 +4,43 @@ A chunk and a decode step are timed on this machine; the rest is counted.
 """
 
 import math
+from contextlib import closing
 
 from snapexport.contract import names
 from snapexport.contract.interface import graph_specs
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import planned_bytes, weights_bytes
 from snapexport.measure.eval.grid import Grid
+from snapexport.measure.eval.open_graphs import OpenGraphs
 from snapexport.measure.eval.systems import System
 from snapexport.measure.pace import Estimate, chunk_seconds, step_seconds
-from snapexport.runtime.engine.open_executor import open_executor
+from snapexport.measure.pace import seconds as seconds_of
 from snapexport.runtime.requests.pieces import repeated_starts
 
 
 def estimate(grid: Grid) -> Estimate:
     """Time two chunks and a few decode steps of the build. Raises UserError."""
-    executor = open_executor(grid.build, **grid.options.running)
-    try:
+    manifest, systems = grid.build.manifest, len(grid.systems)
+    with closing(OpenGraphs(grid.options.running)) as graphs:
+        executor = graphs.executor(grid.build)
         chunk_seconds(executor, 1)  # the first run reads the weights from the disk
         chunks = {n: chunk_seconds(executor, n) for n in grid.requests.lengths}
-        one, step = (step_seconds(executor, rows) for rows in (1, grid.build.manifest.batch))
-    finally:
-        executor.close()
+        opened = seconds_of(lambda: step_seconds(executor, 1))
+        one, step = (step_seconds(executor, rows) for rows in (1, manifest.batch))
+        decodes, prefills = (graphs.held(manifest, name) for name in ("decode", "prefill"))
     seconds = _of_tasks(grid, chunks, one)
     seconds += _of_continuations(grid, chunks, step) + _of_instructions(grid, chunks, step)
-    return Estimate(seconds, _bytes(grid))
+    if 0 < decodes < systems:
+        seconds += opened * _turns(grid) * systems
+    copies = min(decodes, systems) + min(prefills, _windows(grid))
+    return Estimate(seconds, _bytes(grid) + copies * weights_bytes(manifest))
+
+
+def _turns(grid: Grid) -> int:
+    """How often every cache decodes in turn."""
+    requests, batch = grid.requests, grid.build.manifest.batch
+    groups = (math.ceil(len(some) / batch) for some in (requests.prompts, requests.instructions))
+    return len(requests.cells()) + sum(groups)
 
 
 def _of_tasks(grid: Grid, chunks: dict[int, float], step: float) -> float:
@@ -101,7 +114,7 @@ def _chunks(grid: Grid, tokens: int) -> int:
 
 
 def _bytes(grid: Grid) -> int:
-    """Weights, the caches of all systems and the prompt's. Scratch memory is not in it."""
+    """Weights, and the caches of all systems. Scratch memory is not in it."""
     manifest = grid.build.manifest
     caches = (_cache_bytes(manifest, system) for system in grid.systems)
     return weights_bytes(manifest) + sum(caches)

@@ -5,8 +5,8 @@ once and shared. Knows no task.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS, VOTE_FIELDS
 from snapexport.errors import UserError
+from snapexport.measure.eval.open_graphs import OpenGraphs
 from snapexport.measure.eval.options import EvalOptions
-from snapexport.runtime.engine.open_executor import open_executor
+from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.graph_set import PrefillForm
 from snapexport.runtime.engine.prompt_cache import PromptCache
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import load_tokenizer
@@ -224,54 +226,61 @@ def _value(name: str, field: str, value: str) -> int | str | Path:
 
 
 class LoadedSystems:
-    """Systems that share weights and prefilled prompts."""
+    """Systems that share weights and prefilled prompts. `close` frees a GPU's memory."""
 
     def __init__(self, build: Build, directory: Path, options: EvalOptions) -> None:
         self._build = build
         self._directory = directory
-        self._running = options.running
+        self._graphs = OpenGraphs(options.running)
+        self.close = self._graphs.close
         self._tokenizer = load_tokenizer(build.directory)
         self._prompt_cache: PromptCache | None = None
-        self._derived: dict[tuple[CacheGeometry, bool, bool], Build] = {}
+        self._executors: dict[Hashable, BatchExecutor] = {}
 
     def load(self, systems: Sequence[System]) -> list[LLM]:
-        """One LLM for each system, in order."""
-        return [self._load(system.geometry, in_blocks=system.in_blocks) for system in systems]
+        """One LLM for each system, in order. Each system has one executor, whoever asks."""
+        return [self._load(one, one.geometry, in_blocks=one.in_blocks) for one in systems]
 
     def watch(self, geometry: CacheGeometry) -> LLM:
         """An LLM whose executor shows the queries of each decoded token."""
-        return self._load(geometry, with_queries=True)
+        return self._load(geometry, geometry, with_queries=True)
 
     def _load(
-        self, geometry: CacheGeometry, with_queries: bool = False, in_blocks: bool = False
+        self,
+        key: Hashable,
+        geometry: CacheGeometry,
+        with_queries: bool = False,
+        in_blocks: bool = False,
     ) -> LLM:
-        executor = open_executor(
-            self._build_of(geometry, with_queries, in_blocks),
-            **self._running,
-            prompt_cache=self._prompt_cache,
-            prefill="blocks" if in_blocks else "chunks",
-        )
-        self._prompt_cache = executor.prompt_cache
-        return LLM.from_executor(executor, self._tokenizer)
+        if key not in self._executors:
+            form: PrefillForm = "blocks" if in_blocks else "chunks"
+            build = self._derive(geometry, with_queries, in_blocks)
+            executor = self._graphs.executor(build, form, self._prompt_cache)
+            self._executors[key], self._prompt_cache = executor, executor.prompt_cache
+        return LLM.from_executor(self._executors[key], self._tokenizer)
 
-    def _build_of(self, geometry: CacheGeometry, with_queries: bool, in_blocks: bool) -> Build:
-        """The build of a cache. Each is made once: the hit rates use the same ones again."""
-        key = geometry, with_queries, in_blocks
-        if key not in self._derived:
-            out = self._directory / str(len(self._derived))
-            options = replace(self._build.manifest.graph_options, extend=in_blocks)
-            self._derived[key] = derive(
-                self._build, geometry, out, options, with_queries=with_queries, link_weights=True
-            )
-        return self._derived[key]
+    def _derive(self, geometry: CacheGeometry, with_queries: bool, in_blocks: bool) -> Build:
+        """The build of a cache; without traces there is only the build itself."""
+        if not self._build.manifest.traces:
+            return self._build
+        out = self._directory / str(len(self._executors))
+        options = replace(self._build.manifest.graph_options, extend=in_blocks)
+        return derive(
+            self._build, geometry, out, options, with_queries=with_queries, link_weights=True
+        )
 
 
 @contextmanager
 def loading(build: Build, options: EvalOptions) -> Iterator[LoadedSystems]:
     """Systems in a hidden directory beside the build, where its weights can be hard-linked.
 
-    Raises UserError where they can't: a copy for each system would take gigabytes.
+    Raises UserError where they can't: a copy for each system would take gigabytes. Nothing is made
+    of a build without traces.
     """
+    if not build.manifest.traces:
+        with closing(LoadedSystems(build, build.directory, options)) as loaded:
+            yield loaded
+        return
     beside = build.directory.resolve()
     folder = beside.parent
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -281,7 +290,8 @@ def loading(build: Build, options: EvalOptions) -> Iterator[LoadedSystems]:
         )
     with scratch(beside) as directory:
         _require_links(build, directory)
-        yield LoadedSystems(build, directory, options)
+        with closing(LoadedSystems(build, directory, options)) as loaded:
+            yield loaded
 
 
 def _require_links(build: Build, directory: Path) -> None:

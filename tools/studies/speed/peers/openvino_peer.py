@@ -30,6 +30,8 @@ _INT4 = ("--group-size", "32", "--ratio", "1.0", "--sym")
 _CHUNK = 512
 """Tokens that are prefilled together."""
 _BLOCK = 32
+_WINDOW = 8
+"""Tokens of a prompt's end that vote, by default."""
 _MOST = 4096
 """Tokens of an output."""
 
@@ -52,11 +54,17 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
 
 
 def make(
-    model: str, directory: str, weights: str, precision: str, threads: int, kept: int | None = None
+    model: str,
+    directory: str,
+    weights: str,
+    precision: str,
+    threads: int,
+    kept: int | None = None,
+    window: int = _WINDOW,
 ) -> "OpenVino":
     """Of a checkpoint, converted where that is not done."""
     path = converted(Path(model), Path(directory), weights)
-    return OpenVino(path, precision, threads, kept)
+    return OpenVino(path, precision, threads, kept, window)
 
 
 def converted(model: Path, directory: Path, weights: str) -> Path:
@@ -75,9 +83,11 @@ def converted(model: Path, directory: Path, weights: str) -> Path:
 
 
 class OpenVino:
-    """One request at a time. kept: tokens after eviction; None: all."""
+    """One request at a time. kept: tokens after eviction; None: all. window: that vote."""
 
-    def __init__(self, path: Path, precision: str, threads: int, kept: int | None) -> None:
+    def __init__(
+        self, path: Path, precision: str, threads: int, kept: int | None, window: int
+    ) -> None:
         import openvino_genai as genai
 
         self._genai: Any = genai
@@ -88,7 +98,11 @@ class OpenVino:
         if kept:
             scheduling.use_cache_eviction = True
             scheduling.cache_eviction_config = genai.CacheEvictionConfig(
-                _BLOCK, kept // 2 - _BLOCK, kept, genai.AggregationMode.NORM_SUM
+                _BLOCK,
+                kept // 2 - _BLOCK,
+                kept,
+                genai.AggregationMode.NORM_SUM,
+                snapkv_window_size=window,
             )
         self._pipeline = genai.ContinuousBatchingPipeline(str(path), scheduling, "CPU", settings)
         self._requests = 0

@@ -1,0 +1,121 @@
+"""Opens graphs when they run, and holds few of them: each may have a copy of the weights.
+
+Equal graphs of several builds are opened once. Knows no cache policy.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.manifest import GraphName, Manifest
+from snapexport.runtime.engine.backend import Buffers, GraphBackend, Memory, Work
+from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.graph_set import GraphSet, PrefillForm
+from snapexport.runtime.engine.open_executor import maker_of, open_executor
+from snapexport.runtime.engine.prompt_cache import PromptCache
+
+_WITHOUT_WEIGHTS = "compress"
+_DECODE, _OF_PROMPTS = 1, 2
+"""Graphs of one name that are held: caches decode one after the other, and their prompts are
+prefilled with a window for the vote and without."""
+
+
+@dataclass
+class _Opened:
+    """A graph's backend, and what runs it over each of its buffers."""
+
+    backend: GraphBackend
+    works: dict[int, Work] = field(default_factory=dict)
+
+
+class OpenGraphs:
+    """Executors of several builds on one device.
+
+    A graph that was let go is opened again when it runs. On a GPU all use one stream.
+    """
+
+    def __init__(self, running: Mapping[str, Any]) -> None:
+        """running: arguments of `open_executor`."""
+        self._running = running
+        self._device: Any = None
+        self._opened: dict[str, dict[str, _Opened]] = defaultdict(dict)
+        self.count = count()
+
+    def executor(
+        self, build: Build, prefill: PrefillForm = "chunks", prompt_cache: PromptCache | None = None
+    ) -> BatchExecutor:
+        """As `open_executor`. Raises UserError, and its graphs do when they run."""
+        return open_executor(
+            build, **self._running, prefill=prefill, prompt_cache=prompt_cache, make=self._make
+        )
+
+    def held(self, manifest: Manifest, graph: GraphName) -> int:
+        """How many graphs of a name are held at once; 0: all, as their weights are mapped."""
+        if self._running["backend"] == "onnxruntime" and not manifest.holds_integers:
+            return 0
+        return _DECODE if graph == "decode" else _OF_PROMPTS
+
+    def opened(self, build: Build, graph: GraphName, make: Callable[[], GraphBackend]) -> _Opened:
+        """A graph, which is now the last that is let go."""
+        same = self._opened[graph]
+        sha256 = build.manifest.graphs[graph].sha256
+        found, most = same.pop(sha256, None), self.held(build.manifest, graph)
+        if found is None and 0 < most <= len(same):
+            del same[next(iter(same))]
+        same[sha256] = found or _Opened(make())
+        return same[sha256]
+
+    def close(self) -> None:
+        """Let go of all graphs, and free a GPU's memory."""
+        self._opened.clear()
+        if self._device:
+            self._device.close()
+
+    def _make(self, name: str) -> Callable[..., GraphBackend]:
+        make = maker_of(name)
+        if name == "onnxruntime-cuda":
+            from snapexport.runtime.ort.cuda import Cuda
+
+            self._device = self._device or Cuda()
+            make = partial(make, device=self._device)
+
+        def on_demand(build: Build, graphs: GraphSet, **settings: object) -> GraphBackend:
+            return _OnDemand(self, build, partial(make, build, graphs, **settings))
+
+        return on_demand
+
+
+class _OnDemand:
+    """A `GraphBackend` that opens graphs with weights when they run."""
+
+    def __init__(self, graphs: OpenGraphs, build: Build, make: Callable[[], GraphBackend]) -> None:
+        self._graphs, self._build, self._make = graphs, build, make
+        self._own: GraphBackend | None = make()
+        self.binds_rows: bool = self._own.binds_rows
+        self.memory: Memory = self._own.memory
+
+    def bind(self, graph: GraphName, buffers: Buffers) -> Work:
+        if graph == _WITHOUT_WEIGHTS:
+            assert self._own, "it was not closed"
+            return self._own.bind(graph, buffers)
+        number = next(self._graphs.count)
+
+        def run() -> None:
+            opened = self._graphs.opened(self._build, graph, self._make)
+            if number not in opened.works:
+                opened.works[number] = opened.backend.bind(graph, buffers)
+            opened.works[number]()
+
+        return run
+
+    def capture(self, graph: GraphName, work: Work) -> Work | None:
+        """Nothing is captured: a graph that is opened again has other addresses."""
+        return None
+
+    def close(self) -> None:
+        """The device is all executors', so its memory stays."""
+        self._own = None
