@@ -19,6 +19,7 @@ with needs_extra("openvino"):
 
     from snapexport.runtime.openvino.binding import bind
     from snapexport.runtime.openvino.reading import Read, read_graph
+    from snapexport.runtime.openvino.weights import MappedWeights
 
 LOG = logging.getLogger("snapexport.openvino")
 LOG.addHandler(logging.NullHandler())  # or Python prints warnings on stderr
@@ -53,6 +54,7 @@ class OpenVinoBackend:
         self._settings: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
         if threads is not None:
             self._settings["INFERENCE_NUM_THREADS"] = threads
+        self._weights = MappedWeights()
         self._compiled: dict[GraphName, tuple[Read, Any]] = {}
 
     def bind(self, graph: GraphName, buffers: Buffers) -> Work:
@@ -80,10 +82,11 @@ class OpenVinoBackend:
     def close(self) -> None:
         """Let go of the graphs, and with them of their weights."""
         self._compiled.clear()
+        self._weights = MappedWeights()
 
     def _compile(self, graph: GraphName) -> tuple[Read, Any]:
         path, entry = self._build.graph(graph), self._build.manifest.graphs[graph]
-        model, read = read_graph(path, entry, dynamic=self._device == "CPU")
+        model, read = read_graph(path, entry, self._weights, dynamic=self._device == "CPU")
         # A vote compares sums of many scores: rounded ones would keep other positions.
         precision = "f32" if graph == "compress" else self._precision
         settings = self._settings | {"INFERENCE_PRECISION_HINT": precision}
@@ -94,6 +97,7 @@ class OpenVinoBackend:
                 f"OpenVINO cannot compile {path} for {self._device}: {first_line(error)}",
                 "use --device CPU, or --backend onnxruntime",
             ) from error
+        self._weights.leave_to_the_disk()  # OpenVINO has rearranged them
         LOG.info("%s runs on %s in %s", entry.file, self._device, precision)
         return read, compiled
 

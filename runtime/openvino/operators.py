@@ -14,7 +14,7 @@ from openvino.frontend.onnx import ConversionExtension
 from snapexport.contract.names import DOMAIN
 from snapexport.runtime.openvino.cache_writes import CACHE_ATTENTION
 from snapexport.runtime.openvino.top_operators import TOP_EXTENSIONS
-from snapexport.runtime.openvino.values import Value, ints, numbers_to, scalar, size
+from snapexport.runtime.openvino.values import Value, ints, numbers_to, optional, scalar, size
 
 HIDDEN = -60_000.0
 """Added to hidden scores. fp16 has it; the softmax of a row that sees nothing is no NaN."""
@@ -39,7 +39,7 @@ class Operators:
 
     def _attention(self, node: Any) -> list[Value]:
         query, key, value = (node.get_input(at) for at in range(3))
-        mask, valid = _optional(node, 3), _optional(node, 6)
+        mask, valid = optional(node, 3), optional(node, 6)
         causal = bool(node.get_attribute("is_causal", 0))
         rows, slots = size(query, 2), size(key, 2)
         bias = self._bias(query, mask, valid, rows, slots, causal=causal)
@@ -49,7 +49,7 @@ class Operators:
         query, past_key, new_key, past_value, new_value, start = (
             node.get_input(at) for at in range(6)
         )
-        mask, valid = _optional(node, 6), _optional(node, 7)
+        mask, valid = optional(node, 6), optional(node, 7)
         causal = bool(node.get_attribute("is_causal", 0))
         rows, slots, count = size(query, 2), size(past_key, 2), size(new_key, 2)
         if causal and rows == count and self._dynamic and size(query, 0) == 1:
@@ -251,14 +251,6 @@ def _columns(bias: Value, start: Value, count: int) -> Value:
     batch = ints(size(start, 0), 1, 1, 1)
     whole = op.broadcast(bias, batch, broadcast_spec="BIDIRECTIONAL")
     return op.gather(whole, places, ints(3), 1).output(0)
-
-
-def _optional(node: Any, at: int) -> Value | None:
-    """An input that may be absent."""
-    if at >= node.get_input_size():
-        return None
-    value = node.get_input(at)
-    return None if value.get_node().get_type_name() == "NullNode" else value
 
 
 def _id(value: Value | None) -> Any:

@@ -27,3 +27,11 @@ def scalar(value: float, like: Value) -> Value:
 def size(value: Value, axis: int) -> int:
     """A dimension that is known."""
     return int(value.get_partial_shape()[axis].get_length())
+
+
+def optional(node: Any, at: int) -> Value | None:
+    """An input that may be absent."""
+    if at >= node.get_input_size():
+        return None
+    value = node.get_input(at)
+    return None if value.get_node().get_type_name() == "NullNode" else value

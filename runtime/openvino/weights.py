@@ -3,6 +3,7 @@
 OpenVINO would read the files itself, by rules of its own about folders and links.
 """
 
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,6 @@ from snapexport.runtime.openvino.schema import (
     Entry,
     Graph,
     Model,
-    Node,
     Shape,
     Tensor,
     Type,
@@ -26,67 +26,71 @@ from snapexport.runtime.openvino.schema import (
 
 @dataclass(frozen=True)
 class WeightSpan:
-    """Where a weight's bytes lie, in a file of the graph's folder."""
+    """Where a weight's bytes lie."""
 
-    file: str
+    file: Path
     offset: int
     nbytes: int
 
 
-_INTEGER_PRODUCT = "MatMulNBits"
-_EMPTY = WeightSpan("", 0, 0)
+class MappedWeights:
+    """Weights of a build, mapped once for all graphs that read them."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[WeightSpan, tuple[mmap.mmap, NDArray[np.uint8]]] = {}
+
+    def bytes_of(self, span: WeightSpan) -> NDArray[np.uint8]:
+        """A weight's bytes, which stay mapped. Raises ValueError for a file without them."""
+        if not span.nbytes:
+            return np.zeros(0, np.uint8)
+        if span not in self._mapped:
+            before = span.offset % mmap.ALLOCATIONGRANULARITY
+            with span.file.open("rb") as file:
+                # Nothing writes to it: OpenVINO takes no read-only array.
+                mapped = mmap.mmap(
+                    file.fileno(),
+                    before + span.nbytes,
+                    access=mmap.ACCESS_COPY,
+                    offset=span.offset - before,
+                )
+            self._mapped[span] = mapped, np.frombuffer(mapped, np.uint8, span.nbytes, before)
+        return self._mapped[span][1]
+
+    def leave_to_the_disk(self) -> None:
+        """Free the memory of what was read. What is read again comes from the files."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for mapped, _ in self._mapped.values():
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+
+_EMPTY = WeightSpan(Path(), 0, 0)
 
 
 def split_weights(model: Message, folder: Path) -> tuple[Message, Mapping[str, WeightSpan]]:
     """The same model with its external weights as inputs, and where they lie by name.
 
-    Integers of products stay weights, with their bytes: OpenVINO's reader looks at them, and
-    rearranges them. folder: the graph's.
+    folder: the graph's.
     """
     graph = graph_of(model)
     rest = graph.without(Graph.INITIALIZER)
     spans = {}
-    looked_at = _read_by(graph, _INTEGER_PRODUCT)
     for tensor in graph.messages(Graph.INITIALIZER):
-        if tensor.text(Tensor.NAME) in looked_at and tensor.all(Tensor.EXTERNAL):
-            rest.add(Graph.INITIALIZER, _with_bytes(tensor, folder))
-        elif 0 in tensor.numbers(Tensor.DIMS):
+        if 0 in tensor.numbers(Tensor.DIMS):
             # OpenVINO's reader would forget its other dimensions.
             spans[tensor.text(Tensor.NAME)] = _EMPTY
             rest.add(Graph.INPUT, _as_input(tensor))
         elif tensor.all(Tensor.EXTERNAL):
-            spans[tensor.text(Tensor.NAME)] = _span(tensor)
+            spans[tensor.text(Tensor.NAME)] = _span(tensor, folder)
             rest.add(Graph.INPUT, _as_input(tensor))
         else:
             rest.add(Graph.INITIALIZER, tensor)
     return model.without(Model.GRAPH).add(Model.GRAPH, rest), spans
 
 
-def _read_by(graph: Message, operator: str) -> set[str]:
-    """What the nodes of an operator read."""
-    nodes = (one for one in graph.messages(Graph.NODE) if one.text(Node.OPERATOR) == operator)
-    return {name for node in nodes for name in node.texts(Node.INPUT)}
-
-
-def _with_bytes(tensor: Message, folder: Path) -> Message:
-    """A weight that holds its bytes. Raises ValueError for a file without them."""
-    span = _span(tensor)
-    raw = mapped_bytes(folder, span).tobytes()
-    return tensor.without(Tensor.EXTERNAL, Tensor.LOCATION).add(Tensor.RAW, raw)
-
-
-def _span(tensor: Message) -> WeightSpan:
+def _span(tensor: Message, folder: Path) -> WeightSpan:
     entries = tensor.messages(Tensor.EXTERNAL)
     said = {entry.text(Entry.KEY): entry.text(Entry.VALUE) for entry in entries}
-    return WeightSpan(said["location"], int(said.get("offset", 0)), int(said["length"]))
-
-
-def mapped_bytes(folder: Path, span: WeightSpan) -> NDArray[np.uint8]:
-    """A weight's bytes, mapped."""
-    if not span.nbytes:
-        return np.zeros(0, np.uint8)
-    # Nothing writes to it: the mode is for OpenVINO, which takes no read-only array.
-    return np.memmap(folder / span.file, np.uint8, "c", span.offset, span.nbytes)
+    return WeightSpan(folder / said["location"], int(said.get("offset", 0)), int(said["length"]))
 
 
 def _as_input(tensor: Message) -> Message:

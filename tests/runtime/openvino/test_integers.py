@@ -1,11 +1,15 @@
 """OpenVINO reads weights of integers as they are stored. It rounds activations to 8 bits."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
+from onnx import helper, numpy_helper
 from transformers import AutoModelForCausalLM
 
 from snapexport.build import build
@@ -15,7 +19,9 @@ from snapexport.runtime.requests.llm import LLM
 from tests.exporter import gguf_files
 from tests.exporter.test_weights import weights_of
 
-pytest.importorskip("openvino")
+openvino = pytest.importorskip("openvino")
+
+from snapexport.runtime.openvino.integer_products import IntegerProducts  # noqa: E402
 
 PROMPT = np.random.default_rng(0).integers(3, 250, 50).tolist()
 OPTIONS: dict[str, Any] = {"L_max": 64, "policy": "full", "prefill_chunk": 32, "target": "openvino"}
@@ -53,3 +59,34 @@ def assert_close(got: Any, expected: Any) -> None:
 def logits(made: Build) -> Any:
     executor = LLM(made.directory, backend="openvino", threads=1).executor
     return executor.prefill_prompt(0, PROMPT).logits.copy()
+
+
+@pytest.mark.parametrize("width", [80, 96, 128])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_products_agree_with_onnxruntime_where_rows_end_amid_a_byte_or_a_block(
+    width: int, bits: int, zeros: bool
+) -> None:
+    rng, rows, blocks = np.random.default_rng(width), 6, -(-width // 32)
+    weights = {
+        "q": rng.integers(0, 256, (rows, blocks, 4 * bits), np.uint8),
+        "scales": rng.random((rows, blocks), np.float32),
+        "zeros": rng.integers(0, 256, (rows, -(-blocks * bits // 8)), np.uint8),
+    }
+    names = [*weights][: 3 if zeros else 2]
+    sizes = {"N": rows, "K": width, "bits": bits, "block_size": 32}
+    node = helper.make_node("MatMulNBits", ["x", *names], ["y"], domain="com.microsoft", **sizes)
+    ends = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [3, size])
+        for name, size in (("x", width), ("y", rows))
+    ]
+    held = [numpy_helper.from_array(weights[name], name) for name in names]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:], held)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    raw = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    x = rng.standard_normal((3, width), np.float32)
+    (expected,) = onnxruntime.InferenceSession(raw).run(None, {"x": x})
+    core = openvino.Core()
+    core.add_extension(IntegerProducts(lambda name: weights[name]).extension())
+    model = core.compile_model(core.read_model(io.BytesIO(raw)), "CPU")
+    np.testing.assert_allclose(model(x)[0], expected, rtol=0.02, atol=0.05 * expected.std())
