@@ -211,7 +211,6 @@ def edited(build: Path, **changes: Any) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no build": (shutil.rmtree, "is not a build directory"),
-    "no baseline": (lambda b: edited(b, traces={}), "has no baseline"),
     "policy full": (
         lambda b: edited(b, traces={}, geometry=CacheGeometry.full(600, 2)),
         "has the graph compress too much",
@@ -245,6 +244,27 @@ def test_eval_refuses_a_build_that_it_cannot_run(
     damage(copy)
     assert message in refused(capsys, "eval", copy, "--out", tmp_path / "out", *flags(**FEW))
     assert {path.name for path in tmp_path.iterdir()} <= {"copy"}
+
+
+def test_a_build_without_baseline_is_scored_alone(
+    capsys: pytest.CaptureFixture[str], build: Path, tmp_path: Path
+) -> None:
+    """Its scores are those that it has beside other caches."""
+    copy, out = Path(shutil.copytree(build, tmp_path / "copy")), tmp_path / "out"
+    edited(copy, traces={})
+    few = {name: value for name, value in FEW.items() if name not in ("policies", "lengths")}
+    more = {"lengths": 200, "documents": builds.__file__, "passages": 1, "continuation": 4}
+    reports = []
+    for one in (build, copy):
+        assert evaluate(one, "--json", *(["--out", out] if one == copy else []), **few | more) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    beside, alone = reports
+    (score,), (text,) = alone["results"], alone["continuations"]
+    assert not alone["compared"] and score in beside["results"]
+    (same,) = (row for row in beside["continuations"] if row["system"] == "snapstream")
+    assert "kl" not in text and text == {name: same[name] for name in text}
+    for flag, value in (("policies", "full"), ("budgets", 32), ("hit_samples", 1)):
+        assert "has no baseline" in refused(capsys, "eval", copy, *flags(**few | {flag: value}))
 
 
 def unlinked(file: Path) -> None:

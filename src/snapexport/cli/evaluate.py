@@ -4,7 +4,8 @@ With --documents every cache is forced along the continuations of their passages
 the full one: log likelihood, KL divergence, likeliest tokens. --instructions about their text are
 answered greedily, up to where an answer parts from the full cache's.
 
-The build needs --baseline: the other caches are made from its traces. With --out the report and
+The other caches are made from the traces of a build with --baseline; without, its own cache is
+scored alone. With --out the report and
 plots are written, and an evaluation that was cut goes on where it was.
 
 A policy may change fields of its cache: snapstream:L_obs=16,pool=max.
@@ -68,7 +69,9 @@ CHOICES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of EvalOptions, where the results go, and --json."""
-    parser.add_argument("build", type=Path, metavar="BUILD", help="a build made with --baseline")
+    parser.add_argument(
+        "build", type=Path, metavar="BUILD", help="a build, for comparisons one with --baseline"
+    )
     flags.add_fields(parser, EvalOptions, CHOICES)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write report, answers and plots here"
@@ -105,11 +108,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(report: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Print the report, and draw a whole one beside the records."""
+    """Print the report, and draw a whole one of several caches beside the records."""
     if arguments.out:
         with needs_extra("eval"):
             from snapexport.measure.eval import plots
-        written = plots.draw(report, arguments.out) if report["complete"] else []
+        drawn = report["complete"] and report["compared"]
+        written = plots.draw(report, arguments.out) if drawn else []
         files = f"{arguments.out}: {', '.join(('report.json', 'samples.jsonl', *written))}"
         ERR.print(files, style="dim", soft_wrap=True)
     if not report["complete"]:
@@ -159,6 +163,12 @@ def _print_report(report: dict[str, Any]) -> None:
     for rate in report["hit_rate"]:
         _print_hit_rate(rate)
     asked = (options["backend"], options["device"], options["precision"])
+    if not report["compared"]:
+        OUT.print(
+            "the build's own cache alone: with --baseline the full one and other policies are "
+            "compared with it",
+            style="dim",
+        )
     OUT.print("run by " + " ".join(filter(None, asked)), style="dim")
     if options["hit_samples"] and report["results"] and not report["hit_rate"]:
         OUT.print(
@@ -189,11 +199,20 @@ def _print_scores(title: str, rows: list[dict[str, Any]]) -> None:
     OUT.print()
 
 
+_CONTINUATIONS = {
+    "nll": "nats a token",
+    "loss": "lost",
+    "kl": "KL",
+    "agreement": "same likeliest token",
+}
+
+
 def _print_continuations(length: int, rows: list[dict[str, Any]]) -> None:
     title = f"{length} tokens of text, then {rows[0]['tokens'] // rows[0]['passages']} forced"
-    table = _table(title, "slots", "passages", "nats a token", "lost", "KL", "same likeliest token")
+    columns = dict(_CONTINUATIONS) if "kl" in rows[0] else {"nll": _CONTINUATIONS["nll"]}
+    table = _table(title, "slots", "passages", *columns.values())
     for row in rows:
-        numbers = [_with_error(row, name) for name in ("nll", "loss", "kl", "agreement")]
+        numbers = [_with_error(row, name) for name in columns]
         table.add_row(row["system"], str(row["slots"]), str(row["passages"]), *numbers)
     OUT.print(table)
     OUT.print()

@@ -4,7 +4,7 @@ The full cache runs first; every other cache is compared with it, token by token
 beginnings of one passage, so that the longer ones go on from the shorter ones' prefill.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,11 @@ def _record(system: System, prompt: Prompt, own: Rows, reference: Rows) -> Conti
 def results(records: Iterable[Continuation]) -> list[dict[str, Any]]:
     """A row for each system, slots and length: means over passages, with standard errors."""
     return rows(records, CACHE, _summary)
+
+
+def of_one(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without what compares it with the full cache."""
+    return {name: row[name] for name in row if not name.startswith(("loss", "kl", "agreement"))}
 
 
 def _summary(group: Sequence[Continuation]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from snapexport.build.derive import is_soft_capped, require_chunk
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.measure.eval.answers import Instruction, instruct
 from snapexport.measure.eval.chat_form import frame_of
@@ -189,6 +189,11 @@ class Grid:
     seconds: float
 
     @property
+    def is_alone(self) -> bool:
+        """Whether the build's own cache is compared with nothing, as it has no traces."""
+        return not self.build.manifest.traces
+
+    @property
     def records(self) -> int:
         """How many outcomes, continuations and answers the grid has."""
         asked = len(self.requests.cells()) * len(self.systems) * len(self.options.modes)
@@ -222,9 +227,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     model, own = build.manifest.model, build.manifest.geometry
     lengths = tuple(sorted(options.lengths or (_default_length(own, model),)))
     budgets = tuple(sorted(options.budgets or (typical_layer(own, model).cache_slots,)))
-    draft = SystemMaker(model, own.L_max, own, build.manifest.prefill_chunk).systems(
-        options.policies, budgets
-    )
+    draft = _systems(build, own.L_max, options, budgets)
     _require_fitting(build, lengths, draft)
     ring = max(system.ring for system in draft)
     requests = Requests(
@@ -238,14 +241,23 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     )
     requests.require_fit()
     L_max = _positions(build, requests, draft)
-    systems = SystemMaker(model, L_max, own, build.manifest.prefill_chunk).systems(
-        options.policies, budgets
-    )
-    has_other_scores = is_soft_capped(build) or any(
-        layer.sinks for layer in build.manifest.model.layers
+    systems = _systems(build, L_max, options, budgets)
+    has_other_scores = any(layer.sinks for layer in model.layers) or (
+        options.hit_samples > 0 and is_soft_capped(build)
     )
     hit_samples = 0 if has_other_scores else options.hit_samples
     return Grid(build, options, requests, tuple(systems), hit_samples, seconds)
+
+
+def _systems(
+    build: Build, L_max: int, options: EvalOptions, budgets: tuple[int, ...]
+) -> list[System]:
+    """Those of the options, or the build's own cache alone where it has no traces."""
+    manifest, own = build.manifest, build.manifest.geometry
+    if not manifest.traces:
+        return [System(own.policy, typical_layer(own, manifest.model).cache_slots, own)]
+    maker = SystemMaker(manifest.model, L_max, own, manifest.prefill_chunk)
+    return maker.systems(options.policies, budgets)
 
 
 def _with_tasks(build: Build, options: EvalOptions) -> EvalOptions:
@@ -258,10 +270,12 @@ def _with_tasks(build: Build, options: EvalOptions) -> EvalOptions:
 
 
 def _require_usable(build: Build, options: EvalOptions) -> None:
-    if not build.manifest.traces:
+    wanted = {"policies", "budgets", "hit_samples", "instructions"}
+    if not build.manifest.traces and (found := sorted(wanted & options.chosen)):
         raise UserError(
-            f"{build.directory} has no baseline, and other caches are made from its traces",
-            "build it again with --baseline (and any policy but full)",
+            f"{build.directory} has no baseline, and {flag_of(found[0])} compares it with caches "
+            "that are made from its traces",
+            "build it again with --baseline (and any policy but full), or leave it out",
         )
     build.require_run(hit_samples=options.hit_samples, **options.running)
 
@@ -320,7 +334,8 @@ def _positions(build: Build, requests: Requests, systems: Sequence[System]) -> i
     )
     needed = max(requests.positions(), requests.longest_prompt() + pseudo_tokens)
     limit = manifest.model.max_position_embeddings
-    if manifest.single_shot:  # its prefill takes just this many
+    alone_and_full = not manifest.traces and not manifest.geometry.compresses
+    if manifest.single_shot or alone_and_full:  # its prefill or its cache takes just this many
         limit = manifest.geometry.L_max
     if needed > limit:
         longest = requests.lengths[-1]

@@ -1,7 +1,7 @@
 """Holds the options of `snapexport eval`, from which its flags and defaults are made."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -85,6 +85,12 @@ class EvalOptions:
         return self.tasks
 
     @property
+    def chosen(self) -> set[str]:
+        """Names of the fields that are not the defaults."""
+        plain = EvalOptions()
+        return {name for name, value in vars(self).items() if value != getattr(plain, name)}
+
+    @property
     def running(self) -> dict[str, Any]:
         """What runs the graphs: arguments of `open_executor`."""
         names = "backend", "device", "precision", "threads"
@@ -95,8 +101,8 @@ class EvalOptions:
         """The time for the samples of tasks; infinite without a limit."""
         minutes = self.minutes
         if minutes is None:
-            measured = replace(EvalOptions(), chat=self.chat, seed=self.seed, **self.running)
-            minutes = DEFAULT_MINUTES if self == measured else 0
+            measures = self.chosen - {"chat", "seed", *self.running}
+            minutes = 0 if measures else DEFAULT_MINUTES
         return 60 * minutes or math.inf
 
     def _require_documents_in_use(self) -> None:

@@ -53,10 +53,12 @@ class Evaluation:
     def report(self) -> dict[str, Any]:
         """The report of what there is; with `out`, written there too."""
         left_out = self._limit.left_out
-        of_documents = (r for r in self.records if isinstance(r, Continuation))
+        of_documents = continuations.results(r for r in self.records if isinstance(r, Continuation))
+        if self.grid.is_alone:
+            of_documents = [continuations.of_one(row) for row in of_documents]
         report = _options(self.grid) | {
             "results": results(r for r in self.records if isinstance(r, Outcome)),
-            "continuations": continuations.results(of_documents),
+            "continuations": of_documents,
             "answers": answers.results(r for r in self.records if isinstance(r, Answer)),
             "hit_rate": [rate.report() for rate in self._hit_rates or ()],
             "complete": self._hit_rates is not None and not left_out,
@@ -169,4 +171,5 @@ def _options(grid: Grid) -> dict[str, Any]:
             "chat": grid.requests.frame is not as_it_is,
         },
         "systems": [system.report() for system in grid.systems],
+        "compared": not grid.is_alone,
     }

@@ -42,13 +42,15 @@ def compared(
     decode: Callable[[BatchExecutor, Sequence[P], Sequence[int]], Sequence[Written]],
     record: Callable[[System, P, Written, Written], Kept],
 ) -> Iterator[Kept]:
-    """Records of every prompt and system, but those in `done`. executors: one has the full cache.
+    """Records of every prompt and system, but those in `done`. executors: of several systems one
+    has the full cache.
 
     A cache with a slot for each token of the prompt is left out: it drops nothing.
     done: (system, slots, *key of the prompt). decode: from the likeliest first tokens of prompts in
     batch slots to what each prompt's system wrote. record: of a system's own and the full cache's.
     """
-    full = next(system for system in executors if not system.geometry.compresses)
+    # A system that is alone is its own reference.
+    full = min(executors, key=lambda system: system.geometry.compresses)
     batch = executors[full].limits.batch
     for start in range(0, len(prompts), batch):
         group = prompts[start : start + batch]

@@ -260,7 +260,9 @@ class LoadedSystems:
         return LLM.from_executor(self._executors[key], self._tokenizer)
 
     def _derive(self, geometry: CacheGeometry, with_queries: bool, in_blocks: bool) -> Build:
-        """The build of a cache."""
+        """The build of a cache; without traces there is only the build itself."""
+        if not self._build.manifest.traces:
+            return self._build
         out = self._directory / str(len(self._executors))
         options = replace(self._build.manifest.graph_options, extend=in_blocks)
         return derive(
@@ -272,8 +274,13 @@ class LoadedSystems:
 def loading(build: Build, options: EvalOptions) -> Iterator[LoadedSystems]:
     """Systems in a hidden directory beside the build, where its weights can be hard-linked.
 
-    Raises UserError where they can't: a copy for each system would take gigabytes.
+    Raises UserError where they can't: a copy for each system would take gigabytes. Nothing is made
+    of a build without traces.
     """
+    if not build.manifest.traces:
+        with closing(LoadedSystems(build, build.directory, options)) as loaded:
+            yield loaded
+        return
     beside = build.directory.resolve()
     folder = beside.parent
     if not os.access(folder, os.W_OK | os.X_OK):
