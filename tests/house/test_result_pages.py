@@ -87,6 +87,21 @@ def sparse_needles() -> Iterator[str]:
     yield f"finds {own} of 20 numbers, the full cache without a\nbudget {full} "
 
 
+def sparse_text() -> Iterator[str]:
+    rows = report("quality", "sparse_prefill_qwen")["summary"]
+    text, keys = (found(rows, kind=kind, way="blocks") for kind in ("text", "keys"))
+    more = (f"{nats(row['more'])} ({nats(row['more_se'])})" for row in (text, keys))
+    counts = (
+        sum(round(row["found"] * row["answers"]) for row in rows if _is_number(row, way))
+        for way in ("everything", "blocks", "newest")
+    )
+    yield "text loses {} nats a token, numbers {}; {}, {} and {}".format(*more, *counts)
+
+
+def _is_number(row: Row, way: str) -> bool:
+    return row["way"] == way and row["kind"] in ("needle", "keys")
+
+
 PEERS = (
     *("snapexport fp32, SnapStream", "snapexport fp32, full", "onnxruntime-genai fp32"),
     *("transformers, static", "kvpress SnapKVPress", "llama.cpp F32"),
@@ -313,6 +328,7 @@ TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "overhead": ("speed.md", overhead),
     "sparse prefill": ("speed.md", sparse_prefill),
     "needles of sparse prefill": ("speed.md", sparse_needles),
+    "text of sparse prefill": ("speed.md", sparse_text),
     "peers": ("speed.md", peers),
     "text": (DETAILS, text),
     "needles": (DETAILS, lambda: answered(NEEDLES, {})),

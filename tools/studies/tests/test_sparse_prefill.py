@@ -15,8 +15,7 @@ TOKENS = 4000
 def byte_tokenizer() -> Tokenizer:
     """A token a byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: token for token, letter in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
+    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
