@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from tools.studies.quality.plots import ASSETS, WEIGHTS, report
-from tools.studies.quality.weights import WAYS
 
 PAGE = ASSETS.parent / "quality.md"
 _MARKS = "<!-- weights -->\n", "<!-- end of weights -->\n"
@@ -21,7 +20,7 @@ def table() -> Iterator[str]:
     yield f"| weights | {' | '.join(heads)} |"
     yield "|---|" + "---:|---|---:|---:|" * len(models)
     found = [{row["weights"]: row for row in report(name)["rows"]} for name in WEIGHTS.values()]
-    for name in WAYS:
+    for name in dict.fromkeys(name for rows in found for name in rows):
         cells = [cell for rows in found for cell in _cells(rows.get(name))]
         yield f"| {name} | {' | '.join(cells)} |"
 
