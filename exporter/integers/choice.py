@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 BLOCK = 64
 INT4 = Form(4, BLOCK, None)
-INT8 = Form(8, 32, 128)
-"""MatMulNBits rounds activations in blocks as wide as the weights'. Most of the loss is theirs."""
-WIDE = Form(8, BLOCK, None)
-"""Of what int4 keeps in 8 bits, of experts, and, around zero, for TensorRT."""
+INT8 = Form(8, BLOCK, None)
 _SENSITIVE = "k_proj.weight", "v_proj.weight"
 """Keys and values of few heads: all query heads of a group share their errors."""
 _FEWER = 2
@@ -74,7 +71,7 @@ class Rounded:
 
     def of(self, name: str, tensor: Tensor) -> Weight | None:
         """The integers of the checkpoint, or rounded ones."""
-        form = WIDE if name in self.wide else _form(self.form, name, tensor.shape)
+        form = INT8 if name in self.wide else _form(self.form, name, tensor.shape)
         found = self.kept.of(name, tensor)
         if found and found.form.bits <= form.bits:
             return found
@@ -86,10 +83,8 @@ class Rounded:
 def _form(form: Form, name: str, shape: tuple[int, ...]) -> Form:
     """The form of one weight: wide where errors weigh more than bits, narrow blocks of experts."""
     if len(shape) > 2:
-        stacked = WIDE if form == INT8 else form
-        return replace(stacked, block=_block_of_experts(stacked.block, name, shape))
-    sensitive = name.endswith(_SENSITIVE) and shape[0] * _FEWER <= shape[1]
-    return WIDE if sensitive and form.bits < WIDE.bits else form
+        return replace(form, block=_block_of_experts(form.block, name, shape))
+    return INT8 if name.endswith(_SENSITIVE) and shape[0] * _FEWER <= shape[1] else form
 
 
 def _block_of_experts(largest: int, name: str, shape: tuple[int, ...]) -> int:
@@ -113,15 +108,8 @@ def of_flag(
     """
     if flag == "keep":
         return Kept(signed, floats=signed)
-    wide = () if flag == "int8" else _outer(decoder)
-    return Rounded(rounded_form(flag, signed=signed), inputs, wide, Kept(signed))
-
-
-def rounded_form(flag: str | None, *, signed: bool) -> Form:
-    """The form of most matrices that are rounded."""
-    if flag != "int8":
-        return INT4
-    return WIDE if signed else INT8
+    form, wide = (INT8, ()) if flag == "int8" else (INT4, _outer(decoder))
+    return Rounded(form, inputs, wide, Kept(signed))
 
 
 def _outer(decoder: "Decoder") -> list[str]:

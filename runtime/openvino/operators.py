@@ -247,10 +247,11 @@ def _is_one(states: Value) -> bool:
 
 def _columns(bias: Value, start: Value, count: int) -> Value:
     """The bias of `count` cache slots from start [B] on: [B,1 or H,rows,count]."""
-    places = op.add(op.reshape(start, ints(-1, 1), False), ints(*range(count)))
-    batch = ints(size(start, 0), 1, 1, 1)
-    whole = op.broadcast(bias, batch, broadcast_spec="BIDIRECTIONAL")
-    return op.gather(whole, places, ints(3), 1).output(0)
+    # Not a Gather with indices for each row: its code read beyond them, and crashed (2026.4).
+    places = op.add(op.reshape(start, ints(-1, 1, 1, 1, 1), False), ints(*range(count)))
+    numbers = op.reshape(numbers_to(size(bias, 3)), ints(-1, 1), False)
+    columns = op.select(op.equal(numbers, places), op.unsqueeze(bias, ints(4)), scalar(0.0, bias))
+    return op.reduce_sum(columns, ints(3)).output(0)
 
 
 def _id(value: Value | None) -> Any:

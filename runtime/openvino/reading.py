@@ -27,7 +27,7 @@ from snapexport.runtime.openvino.weights import MappedWeights, WeightSpan, split
 _PLACES = "Exception from", "Check '", "FrontEnd API failed", "Model wasn't fully", "--"
 """How lines of OpenVINO's messages begin that say where, and not why."""
 
-_LENT = 1 << 16
+_LENT = 1 << 10
 """Elements of an input from which on its memory matters."""
 
 Kind = tuple[tuple[int, ...], np.dtype[Any]]

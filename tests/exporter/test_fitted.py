@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from snapexport.errors import UserError
 from snapexport.exporter.integers import Form
-from snapexport.exporter.integers.choice import INT4, INT8, WIDE, Rounded, of_flag
+from snapexport.exporter.integers.choice import INT4, INT8, Rounded, of_flag
 from snapexport.exporter.integers.fitted import Inputs, fitted
 from snapexport.exporter.integers.weight import IntegerRows
 from snapexport.exporter.tensor_file import Calculated
@@ -45,7 +45,7 @@ def inputs_of(read: Array) -> Inputs:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from((INT4, WIDE)), st.integers(0, 2**32 - 1), st.floats(0, 4))
+@given(st.sampled_from((INT4, INT8)), st.integers(0, 2**32 - 1), st.floats(0, 4))
 def test_error_of_no_block_exceeds_plain_rounding(form: Form, seed: int, spread: float) -> None:
     rng = np.random.default_rng(seed)
     sizes = np.exp(spread * rng.standard_normal((5, 3, 1)))
@@ -58,7 +58,7 @@ def test_error_of_no_block_exceeds_plain_rounding(form: Form, seed: int, spread:
     assert (squares(rows, got) <= squares(rows, plain) * (1 + 1e-4)).all()
 
 
-@pytest.mark.parametrize("form", [INT4, WIDE])
+@pytest.mark.parametrize("form", [INT4, INT8])
 def test_known_inputs_lower_the_error_of_a_layer(form: Form) -> None:
     rows = np.random.default_rng(0).standard_normal((64, 4, BLOCK), np.float32)
     read = samples(4 * BLOCK, 1)
@@ -71,7 +71,7 @@ def test_known_inputs_lower_the_error_of_a_layer(form: Form) -> None:
 
 
 @pytest.mark.parametrize("with_inputs", [False, True])
-@pytest.mark.parametrize("form", [INT4, WIDE])
+@pytest.mark.parametrize("form", [INT4, INT8])
 def test_edges_of_the_range_are_kept(form: Form, with_inputs: bool) -> None:
     """Zeros, constants, lone values, and the largest and smallest magnitudes."""
     rows = np.zeros((7, 1, BLOCK), np.float32)
@@ -136,16 +136,6 @@ def test_int4_has_a_form_by_name_and_shape(
     weight = Rounded(INT4).of(name, Zeros(shape))
     assert weight is not None
     assert (weight.form.bits, weight.form.block, weight.form.zero) == (bits, block, None)
-
-
-@pytest.mark.parametrize(("signed", "form"), [(False, INT8), (True, Form(8, 64, 128, signed=True))])
-def test_int8_has_blocks_of_32_where_activations_are_rounded(signed: bool, form: Form) -> None:
-    decoder: Any = SimpleNamespace(layers=range(2))
-    chosen = of_flag("int8", decoder, signed=signed)
-    names = "m.layers.0.self_attn.v_proj.weight", "m.layers.1.mlp.down_proj.weight"
-    assert {weight.form for name in names if (weight := chosen.of(name, Zeros((32, 64))))} == {form}
-    experts = chosen.of("m.layers.0.mlp.experts.gate_up", Zeros((8, 256, 64)))
-    assert experts is not None and experts.form.block == 64
 
 
 @pytest.mark.parametrize(("layers", "wide"), [(15, []), (16, [0, 1, 14, 15])])

@@ -206,7 +206,7 @@ WEIGHTS = ("smollm2", "qwen")
 
 
 def weights() -> Iterator[str]:
-    """Bits a weight, and nats lost a token with the standard error, by model and format."""
+    """Bits a weight, nats lost a token, KL and milliseconds a step, by model and format."""
     files = [report("quality", f"weights_{model}")["rows"] for model in WEIGHTS]
     for name in dict.fromkeys(row["weights"] for rows in files for row in rows):
         cells: list[str] = []
@@ -214,6 +214,7 @@ def weights() -> Iterator[str]:
             loss = f"{nats(round(row['nats'], 3))} ({nats(row['nats_se'])})" if row else ""
             cells += [f"{row['bits_per_weight']:.2f}" if row else "", loss]
             cells.append(nats(row["kl"]) if row else "")
+            cells.append(f"{row['step_ms']['median']:.1f}" if "step_ms" in row else "")
         yield line(name, *cells)
 
 

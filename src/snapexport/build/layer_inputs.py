@@ -2,11 +2,9 @@
 
 from tokenizers import Tokenizer
 
-from snapexport.build.options import BuildOptions
 from snapexport.build.progress import Progress
 from snapexport.build.resolved import ResolvedBuild
 from snapexport.contract.sizes import size, spelled
-from snapexport.contract.targets import capabilities
 from snapexport.exporter import inputs, shapes
 from snapexport.exporter.calibration_text import TEXT
 from snapexport.exporter.integers import choice
@@ -28,15 +26,10 @@ def layer_inputs(resolved: ResolvedBuild, progress: Progress) -> dict[str, Input
     progress.stage("measuring what layers read")
     try:
         tensors, tokens = resolved.checkpoint.tensors, _tokens(resolved)
-        return inputs.measure(tensors, resolved.decoder, tokens, _block(resolved.options))
+        return inputs.measure(tensors, resolved.decoder, tokens, choice.BLOCK)
     except Exception as error:  # of a model's own code: weights can be rounded without
         progress.note(f"rounding by the weights alone: {type(error).__name__}: {error!s:.100}")
         return {}
-
-
-def _block(options: BuildOptions) -> int:
-    signed = capabilities(options.target).signed_integers
-    return choice.rounded_form(options.weights, signed=signed).block
 
 
 def _tokens(resolved: ResolvedBuild) -> list[int]:

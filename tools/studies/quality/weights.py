@@ -176,16 +176,16 @@ def _at_once(folder: Path, texts: NDArray[np.int64]) -> Iterator[Rows]:
         yield log_softmax(session.run(["logits"], given)[0][0])
 
 
-WAYS: dict[str, tuple[Callable[[Job, str], Made], str]] = {
+WAYS: dict[str, tuple[Callable[[Job, str], Made], str]] = {  # in the order of the page's rows
     "snapexport keep": (ours, "keep"),
-    "snapexport int8": (ours, "int8"),
-    "snapexport int4": (ours, "int4"),
     "llama.cpp, the file": (llama_cpp, "file"),
+    "snapexport int8": (ours, "int8"),
     "llama.cpp Q8_0": (llama_cpp, "Q8_0"),
     "llama.cpp Q6_K": (llama_cpp, "Q6_K"),
     "llama.cpp Q4_K_M": (llama_cpp, "Q4_K_M"),
     "llama.cpp Q4_0": (llama_cpp, "Q4_0"),
     "onnxruntime-genai int4": (genai, "int4"),
+    "snapexport int4": (ours, "int4"),
 }
 
 

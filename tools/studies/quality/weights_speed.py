@@ -9,6 +9,7 @@ its own, and take turns: one row, two threads, each library's own cache.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -100,6 +101,11 @@ def main() -> None:
     source, nothing = reordered(given.file, given.work), np.zeros((0, 0), np.int64)
     job = Job(given.file, source, given.work, nothing, given.peers_python)
     report = json.loads(given.out.read_text())
+    report["steps"] = {
+        "context": CONTEXT,
+        "rounds": given.rounds,
+        "load_before": os.getloadavg()[0],
+    }
     rows = {row["weights"]: row for row in report["rows"]}
     for name, took in measured([variant(name, job) for name in rows], given.rounds).items():
         print(json.dumps({"weights": name, "step_ms": took}), flush=True)
