@@ -3,10 +3,10 @@
     python -m tools.studies.quality.peer_eviction BUILD CHECKPOINT --documents FOLDER ... \
         --openvino-python PEER/bin/python --work FOLDER --out FILE
 
-BUILD has --baseline and runs in ONNX Runtime. CHECKPOINT has the same weights; optimum makes int8
-of them, and GenAI calculates in bf16. It evicts by two windows, its own and a given one. Numbers
-are looked for in a text, the question being in the prompt. GenAI tells no likelihoods of a forced
-text. Results are written after each answer, and a run that was stopped goes on.
+BUILD has --baseline and runs in ONNX Runtime, with its own weights. CHECKPOINT is the same model in
+float; optimum makes int8 of it, and GenAI calculates in bf16. It evicts by two windows, its own and
+a given one. Numbers are looked for in a text, the question being in the prompt. GenAI tells no
+likelihoods of a forced text. A run that was stopped goes on.
 """
 
 import argparse
