@@ -29,20 +29,18 @@ class FoldedRows:
         group = heads // kv_heads
         shape = int64s(self._graph, batch, kv_heads, group * rows, head_dim)
         folded = node(self._graph, "Reshape", [query, shape])
-        states = [*folded, key, value, self._mask(mask, group)]
+        states = [*folded, key, value, self._mask(mask, group, rows)]
         attended = node(self._graph, "Attention", states, **attributes)
         unfolded = int64s(self._graph, batch, heads, rows, value.shape[3])
         return node(self._graph, "Reshape", [*attended, unfolded])
 
-    def _mask(self, mask: gs.Tensor, group: int) -> gs.Tensor:
+    def _mask(self, mask: gs.Tensor, group: int, rows: int) -> gs.Tensor:
         """The mask once for each query head of a group: bool [B,1,G*C,S]."""
         if group == 1:
             return mask
         if (mask.name, group) not in self._masks:
             # ONNX Runtime's CUDA provider has no Tile of booleans.
-            batch, _, rows, slots = mask.shape
-            every = int64s(self._graph, batch, group, rows, slots)
-            (copies,) = node(self._graph, "Expand", [mask, every])
-            folded = int64s(self._graph, batch, 1, group * rows, slots)
+            (copies,) = node(self._graph, "Expand", [mask, int64s(self._graph, 1, group, 1, 1)])
+            folded = int64s(self._graph, 0, 1, group * rows, -1)
             (self._masks[mask.name, group],) = node(self._graph, "Reshape", [copies, folded])
         return self._masks[mask.name, group]
