@@ -4,6 +4,7 @@ Caches lie in the host's memory. Knows no batch slot and no cache policy.
 """
 
 import logging
+from functools import cache
 from typing import Any
 
 from snapexport.contract.build_directory import Build
@@ -28,6 +29,16 @@ _CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
 """OpenVINO's names of what a device calculates in, beside f32."""
 
 
+@cache
+def _core() -> Any:
+    """One for the process.
+
+    Its CPU plugin gives the thread a stack for signal handlers. Plugins that end in another order
+    than they began leave the thread a freed one, and the next signal crashes (2026.4).
+    """
+    return ov.Core()
+
+
 class OpenVinoBackend:
     """The compiled graphs of a graph set, compiled as they are bound."""
 
@@ -49,8 +60,7 @@ class OpenVinoBackend:
         self.memory = HostMemory()
         self._build = build
         self._device, self._precision = device or "CPU", precision or "f32"
-        self._core = ov.Core()
-        _require(self._core, self._device, self._precision)
+        _require(_core(), self._device, self._precision)
         self._settings: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
         if threads is not None:
             self._settings["INFERENCE_NUM_THREADS"] = threads
@@ -91,7 +101,7 @@ class OpenVinoBackend:
         precision = "f32" if graph == "compress" else self._precision
         settings = self._settings | {"INFERENCE_PRECISION_HINT": precision}
         try:
-            compiled = self._core.compile_model(model, self._device, settings)
+            compiled = _core().compile_model(model, self._device, settings)
         except Exception as error:  # OpenVINO's exceptions share no narrower public base
             raise UserError(
                 f"OpenVINO cannot compile {path} for {self._device}: {first_line(error)}",

@@ -1,5 +1,7 @@
 """OpenVINO on the CPU gives what transformers gives, on unchanged builds of the portable target."""
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,27 @@ def executor_of(case: Case, **options: Any) -> Executor:
     executor = open_executor(build_of(case), backend="openvino", threads=1, **options)
     assert isinstance(executor, Executor)
     return executor
+
+
+ENDED_IN_ORDER = """
+import gc, signal, sys
+from snapexport.contract.build_directory import Build
+from snapexport.runtime.engine.open_executor import open_executor
+signal.signal(signal.SIGTERM, lambda *_: print("handled"))
+opened = [open_executor(Build.open(sys.argv[1]), backend="openvino", threads=1) for _ in range(2)]
+while opened:
+    opened.pop(0).close()
+    gc.collect()
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+def test_a_signal_is_handled_after_executors_that_ended_in_the_order_they_began() -> None:
+    """OpenVINO's plugin gives its thread a stack for signal handlers."""
+    built = build_of(Case(target="portable")).directory
+    command = [sys.executable, "-c", ENDED_IN_ORDER, str(built)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
 
 
 @pytest.mark.parametrize(
