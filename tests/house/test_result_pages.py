@@ -210,11 +210,12 @@ def weights() -> Iterator[str]:
     files = [report("quality", f"weights_{model}")["rows"] for model in WEIGHTS]
     for name in dict.fromkeys(row["weights"] for rows in files for row in rows):
         cells: list[str] = []
-        for row in (found(rows, weights=name) for rows in files):
+        for row, rows in ((found(rows, weights=name), rows) for rows in files):
             loss = f"{nats(round(row['nats'], 3))} ({nats(row['nats_se'])})" if row else ""
             cells += [f"{row['bits_per_weight']:.2f}" if row else "", loss]
             cells.append(nats(row["kl"]) if row else "")
-            cells.append(f"{row['step_ms']['median']:.1f}" if "step_ms" in row else "")
+            if any("step_ms" in one for one in rows):
+                cells.append(f"{row['step_ms']['median']:.1f}" if "step_ms" in row else "")
         yield line(name, *cells)
 
 

@@ -14,15 +14,20 @@ _HEADS = "bits", "nats lost", "KL", "ms"
 
 
 def table() -> Iterator[str]:
-    """A row for each kind of weights, and columns for each model."""
-    models = [model.rpartition("-")[0] for model in WEIGHTS]
-    heads = [head for model in models for head in (f"{model}: {_HEADS[0]}", *_HEADS[1:])]
-    yield f"| weights | {' | '.join(heads)} |"
-    yield "|---|" + "---:|---|---:|---:|" * len(models)
+    """A row for each kind of weights, and columns for each model: ms where it was timed."""
     found = [{row["weights"]: row for row in report(name)["rows"]} for name in WEIGHTS.values()]
+    timed = [any("step_ms" in row for row in rows.values()) for rows in found]
+    heads, lines = ["weights"], "|---|"
+    for model, has_times in zip(WEIGHTS, timed, strict=True):
+        heads += [f"{model.rpartition('-')[0]}: {_HEADS[0]}", *_HEADS[1 : 3 + has_times]]
+        lines += "---:|---|---:|" + "---:|" * has_times
+    yield f"| {' | '.join(heads)} |"
+    yield lines
     for name in dict.fromkeys(name for rows in found for name in rows):
-        cells = [cell for rows in found for cell in _cells(rows.get(name))]
-        yield f"| {name} | {' | '.join(cells)} |"
+        cells = [name]
+        for rows, has_times in zip(found, timed, strict=True):
+            cells += _cells(rows.get(name))[: 3 + has_times]
+        yield f"| {' | '.join(cells)} |"
 
 
 def _cells(row: dict[str, Any] | None) -> list[str]:
