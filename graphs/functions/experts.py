@@ -185,8 +185,10 @@ _IN_BLOCKS = """
 }
 """
 
+# BitwiseOr changes nothing (graphs/passes/base.py: on_the_host).
 _LOOP = """in_use = ReduceMax <keepdims = 0> (end)
-  turns = Min (in_use, every)
+  needed = Min (in_use, every)
+  turns = BitwiseOr (needed, zero)
   yes = Constant <value = bool {1}> ()
 
   given = Loop <body = one_block (int64 i, bool going) => (bool goes_on, row) {

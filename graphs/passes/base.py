@@ -161,6 +161,15 @@ def computed_range(graph: gs.Graph, start: int, stop: int) -> gs.Tensor:
     return node(graph, "Range", [gs.Constant(fresh(graph, "const"), s) for s in scalars])[0]
 
 
+def on_the_host(graph: gs.Graph, value: gs.Tensor) -> gs.Tensor:
+    """The same int64 values, for inputs that a GPU's operators read from the host: sizes and ends.
+
+    ONNX Runtime's CUDA provider does not wait until a value that it has calculated is there. It has
+    no BitwiseOr, though, and waits for what is left to the CPU.
+    """
+    return node(graph, "BitwiseOr", [value, int64s(graph, 0)])[0]
+
+
 def graph_input(graph: gs.Graph, name: str) -> gs.Variable:
     """The graph's input of that name."""
     return next(tensor for tensor in graph.inputs if tensor.name == name)

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
-from snapexport.graphs.passes.base import cut, fresh, int64s, node, written
+from snapexport.graphs.passes.base import cut, fresh, int64s, node, on_the_host, written
 from snapexport.graphs.targets.composed_attention import composed_attention, scaled
 from snapexport.graphs.targets.visible_slots import VisibleSlots
 from snapexport.graphs.targets.window_masks import row_positions
@@ -44,7 +44,7 @@ class LatentAttention:
         caches = written(graph, [past_key, past_value], [c_kv, k_rope], slot, present)
         rows = query.shape[2]
         if self.prefix and marker.attrs["appends"]:
-            end = _longest(graph, valid, query.shape[0])
+            end = on_the_host(graph, _longest(graph, valid, query.shape[0]))
             latents = [_until(graph, cache, end) for cache in caches]
             mask = _causal_mask(graph, valid, end, rows)
         else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from snapexport.contract.names import DOMAIN
-from snapexport.graphs.passes.base import fresh, int64s, node
+from snapexport.graphs.passes.base import fresh, int64s, node, on_the_host
 
 _POSITIONS = 2
 """The axis of positions in key [1,Hkv,T,D] and in votes [1,Hkv,T]."""
@@ -26,7 +26,7 @@ class VotedPrefix:
             (K,) = vote.attrs["K"]
             # TopK needs at least K positions.
             (end,) = node(graph, "Max", [prompt_length, int64s(graph, K)])
-            _shorten(graph, [vote], key, end)
+            _shorten(graph, [vote], key, on_the_host(graph, end))
         by_key: dict[str, list[gs.Node]] = {}
         for vote in _calls(graph, "RepetitionVotes"):
             by_key.setdefault(vote.inputs[1].name, []).append(vote)
@@ -40,11 +40,11 @@ class VotedPrefix:
         (end,) = node(graph, "Add", [prompt_length, int64s(graph, rows)])
         (missing,) = node(graph, "Sub", [int64s(graph, whole), end])
         (pads,) = node(graph, "Concat", [int64s(graph, *[0] * 5), missing], axis=0)
-        _shorten(graph, votes, key, end)
+        _shorten(graph, votes, key, on_the_host(graph, end))
         for vote in votes:
             (padded,) = vote.outputs
             vote.outputs = [gs.Variable(fresh(graph, "shorter"), padded.dtype)]
-            node(graph, "Pad", [vote.outputs[0], pads], [padded])
+            node(graph, "Pad", [vote.outputs[0], on_the_host(graph, pads)], [padded])
 
 
 def _calls(graph: gs.Graph, function: str) -> list[gs.Node]:

@@ -27,8 +27,12 @@ _BFLOAT16 = 16
 _ERRORS_ALONE = 3
 """ONNX Runtime's log severity."""
 
-_COPYING_OPTIMIZERS = ["ConstantFolding", "TransposeOptimizer"]
+COPYING_OPTIMIZERS = ["TransposeOptimizer"]
 """They would write new copies of weights that otherwise stay in the mapped file."""
+
+_FOLDED_BYTES = 1 << 16
+"""Most bytes of a constant that is calculated when a graph is opened: shapes and ranges, not
+weights."""
 
 
 class Session:
@@ -121,6 +125,8 @@ def session_options(threads: int | None, prepack: bool, settings: Mapping[str, s
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
+    folded = "optimization.constant_folding_max_output_size_in_bytes"
+    options.add_session_config_entry(folded, str(_FOLDED_BYTES))
     # A waiting thread spins for as long as it takes to wake one up, then sleeps. Endless spinning
     # takes the cores from other sessions and the host; none costs 40 wake-ups in each step.
     options.add_session_config_entry("session.intra_op.allow_spinning", "1")
@@ -172,7 +178,7 @@ def _session(path: Path, options: Any, device: Device, captures: bool) -> Any:
         path,
         options,
         providers=[(name, settings)],
-        disabled_optimizers=_COPYING_OPTIMIZERS,
+        disabled_optimizers=COPYING_OPTIMIZERS,
         enable_fallback=0,  # to the CPU, silently, a hundred times as slow
     )
     if session.get_providers()[0] != name:
