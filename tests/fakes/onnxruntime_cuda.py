@@ -1,7 +1,7 @@
 """A FAKE of ONNX Runtime's CUDA provider: its CPU provider, at addresses of the fake GPU.
 
 It shows what our calls ask for. A run waits on the stream that the session was given, and bound
-memory has to be live device memory. Two faults of wrong use are those that an H200 showed with
+memory has to be live device memory. A fault of wrong use is one that an H200 showed with
 onnxruntime-gpu 1.31.1. It says nothing of CUDA's kernels.
 """
 
@@ -26,17 +26,6 @@ REAL = ort.InferenceSession
 def refuses_capture(path: Any) -> bool:
     """Whether the host calculates something of the graph."""
     return False
-
-
-def reads_on_host(path: Any) -> bool:
-    """Whether GroupQueryAttention's total_sequence_length is no constant of the file.
-
-    onnxruntime-gpu 1.31.1 reads it before the GPU has calculated it.
-    """
-    graph = onnx.load(path, load_external_data=False).graph
-    constants = {one.name for one in graph.initializer}
-    nodes = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
-    return any(node.input[6] not in constants for node in nodes)
 
 
 def read_by_the_cpu(path: Any) -> set[str]:
@@ -86,8 +75,6 @@ class CudaSession:
             if refuses_capture(path):
                 raise RuntimeError("This session cannot use the graph capture feature\nmore")
             self.captures = True
-        if not isinstance(path, bytes) and reads_on_host(path):
-            raise WrongUseError("total_sequence_length is calculated")
         self.path, self._of_host = path, read_by_the_cpu(path)
         self._real = REAL(path, options, providers=[PROVIDERS[1]], **more)
         self.opened.append(self)

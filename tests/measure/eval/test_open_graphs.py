@@ -8,6 +8,7 @@ import pytest
 
 from snapexport.build import build
 from snapexport.contract.build_directory import Build
+from snapexport.measure.eval import open_graphs
 from snapexport.measure.eval.systems import loading
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.ort import backend as module
@@ -38,24 +39,31 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield names
 
 
-def test_caches_of_integer_weights_decode_one_after_the_other(
-    integer_build: Build, opened: list[str]
+@pytest.mark.parametrize(("free", "held", "times"), [(0, 1, 8), (None, 1, 8), (1 << 40, 3, 3)])
+def test_integer_weights_are_held_while_there_is_memory(
+    integer_build: Build,
+    opened: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    free: int | None,
+    held: int,
+    times: int,
 ) -> None:
     """A graph that is opened again gives what it gave."""
+    monkeypatch.setattr(open_graphs, "host_available", lambda: free)
     grid = vault_grid(integer_build, policies=POLICIES)
     prompts = np.random.default_rng(0).integers(1, 1000, (2, 300))
     with loading(integer_build, grid.options) as loaded:
         executors = [llm.executor for llm in loaded.load(grid.systems)]
         assert opened == ["compress"] * 3
-        held = loaded._graphs._opened
+        graphs = loaded._graphs._opened
         found = []
         for prompt in prompts:
             for executor in executors:
                 found.append(_logits(executor, prompt))
-                assert len(held["decode"]) == 1
-        assert len(held["prefill"]) == 2  # with a window, and without one
+                assert len(graphs["decode"]) <= held
+        assert len(graphs["prefill"]) == 2  # with a window, and without one
         assert opened.count("prefill") == 2
-        assert opened.count("decode") == len(POLICIES) * len(prompts)
+        assert opened.count("decode") == times
     plain = open_executor(integer_build, threads=1)
     for prompt, own in zip(prompts, found[1 :: len(POLICIES)], strict=True):
         np.testing.assert_array_equal(own, _logits(plain, prompt))

@@ -1,4 +1,4 @@
-"""Opens graphs when they run, and holds few of them: each may have a copy of the weights.
+"""Opens graphs when they run, and holds as many as memory allows: each may copy the weights.
 
 Equal graphs of several builds are opened once. Knows no cache policy.
 """
@@ -10,8 +10,10 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from snapexport.build.engines.memory import host_available
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphName, Manifest
+from snapexport.contract.memory import weights_bytes
 from snapexport.runtime.engine.backend import Buffers, GraphBackend, Memory, Work
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.graph_set import GraphSet, PrefillForm
@@ -20,8 +22,10 @@ from snapexport.runtime.engine.prompt_cache import PromptCache
 
 _WITHOUT_WEIGHTS = "compress"
 _DECODE, _OF_PROMPTS = 1, 2
-"""Graphs of one name that are held: caches decode one after the other, and their prompts are
+"""Fewest graphs of one name that are held: caches decode one after the other, and their prompts are
 prefilled with a window for the vote and without."""
+_PART = 4
+"""The part of the free memory that the copies of weights of one name's graphs may take."""
 
 
 @dataclass
@@ -40,7 +44,7 @@ class OpenGraphs:
 
     def __init__(self, running: Mapping[str, Any]) -> None:
         """running: arguments of `open_executor`."""
-        self._running = running
+        self._running, self._free = running, host_available() or 0
         self._device: Any = None
         self._opened: dict[str, dict[str, _Opened]] = defaultdict(dict)
         self.count = count()
@@ -57,7 +61,9 @@ class OpenGraphs:
         """How many graphs of a name are held at once; 0: all, as their weights are mapped."""
         if self._running["backend"] == "onnxruntime" and not manifest.holds_integers:
             return 0
-        return _DECODE if graph == "decode" else _OF_PROMPTS
+        fewest = _DECODE if graph == "decode" else _OF_PROMPTS
+        free = 0 if self._running["backend"] == "onnxruntime-cuda" else self._free
+        return max(fewest, free // _PART // weights_bytes(manifest))
 
     def opened(self, build: Build, graph: GraphName, make: Callable[[], GraphBackend]) -> _Opened:
         """A graph, which is now the last that is let go."""
