@@ -3,7 +3,8 @@
 Knows no library, no batch slot and no cache policy. Implementations:
 
     ort.backend.OnnxRuntimeBackend   ONNX Runtime, on the CPU or on a GPU
-    openvino.backend.OpenVinoBackend OpenVINO, on the CPU or on another device of Intel's
+    openvino.backend.OpenVinoBackend OpenVINO, on the CPU or on another device of Intel's; mixed.py
+                                     leaves steps of integers to the first
     trt.backend.TensorRtBackend      compiled TensorRT engines, on a GPU
 """
 

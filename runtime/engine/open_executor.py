@@ -20,7 +20,7 @@ BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 MAKERS = {
     "onnxruntime": ("snapexport.runtime.ort.backend", "OnnxRuntimeBackend"),
     "onnxruntime-cuda": ("snapexport.runtime.ort.cuda", "cuda_backend"),
-    "openvino": ("snapexport.runtime.openvino.backend", "OpenVinoBackend"),
+    "openvino": ("snapexport.runtime.openvino.mixed", "openvino_backend"),
     "tensorrt": ("snapexport.runtime.trt.backend", "TensorRtBackend"),
     "ranks": ("snapexport.runtime.ranks.leader", "open_ranks"),
 }

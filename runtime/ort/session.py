@@ -25,7 +25,8 @@ _BFLOAT16 = 16
 """onnx.TensorProto.BFLOAT16: NumPy has no such type."""
 
 _ERRORS_ALONE = 3
-"""ONNX Runtime's log severity."""
+"""ONNX Runtime's log severity. It warns of each weight that is not folded, and that a saved graph
+fits this processor alone."""
 
 COPYING_OPTIMIZERS = ["TransposeOptimizer"]
 """They would write new copies of weights that otherwise stay in the mapped file."""
@@ -124,6 +125,7 @@ def session_options(threads: int | None, prepack: bool, settings: Mapping[str, s
     require_threads(threads)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or 0
+    options.log_severity_level = _ERRORS_ALONE
     options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
     folded = "optimization.constant_folding_max_output_size_in_bytes"
     options.add_session_config_entry(folded, str(_FOLDED_BYTES))
@@ -148,7 +150,6 @@ def saved_optimized(path: Path, target: Path, weights: str) -> None:
     """
     options = session_options(None, True, {})
     options.optimized_model_filepath = str(target)
-    options.log_severity_level = _ERRORS_ALONE  # it warns that the file fits this processor alone
     prefix = "session.optimized_model_external_initializers"
     options.add_session_config_entry(f"{prefix}_file_name", weights)
     options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "1024")

@@ -61,6 +61,26 @@ def logits(made: Build) -> Any:
     return executor.prefill_prompt(0, PROMPT).logits.copy()
 
 
+@pytest.mark.parametrize(("rows", "is_same"), [(2, True), (9, False)])
+def test_steps_of_few_rows_are_those_of_onnx_runtime(
+    rows: int, is_same: bool, checkpoint: Path, tmp_path: Path
+) -> None:
+    options = OPTIONS | {"policy": "snapstream", "kv_budget": 24, "decode_batches": (2,)}
+    made = build(checkpoint, tmp_path / "b", **options, weights="int8", batch=9)
+    ours, other = (
+        LLM(made.directory, backend=backend, threads=1).executor
+        for backend in ("openvino", "onnxruntime")
+    )
+    for slot in range(rows):
+        ours.prefill_prompt(slot, PROMPT[slot:])
+        other.rows.copy_in(slot, ours.rows.view(slot))
+    lengths = len(PROMPT) - np.arange(rows)
+    tokens = np.array(PROMPT[:rows])
+    found, expected = (one.decode(tokens, lengths, lengths).logits for one in (ours, other))
+    assert np.array_equal(found, expected) == is_same
+    assert_close(found, expected)
+
+
 @pytest.mark.parametrize("width", [80, 96, 128])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
