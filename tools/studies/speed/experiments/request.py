@@ -170,6 +170,7 @@ OURS = (
     "snapexport the file's, SnapStream",
     "snapexport fp32, SnapStream, OpenVINO in bf16",
     "snapexport int8, SnapStream, OpenVINO in bf16",
+    "snapexport int4, SnapStream, OpenVINO in bf16",
 )
 OTHERS = (
     "OpenVINO GenAI fp32",
@@ -200,7 +201,7 @@ REQUEST_QWEN = replace(
     cpu=Options(
         "build/real-model/qwen2.5-coder-0.5b-instruct.Q4_K_M.gguf",
         (4000,),
-        (*OURS[2:4], OURS[-1], *OTHERS[3:7], OTHERS[8], OTHERS[-1]),
+        (*OURS[2:4], *OURS[5:], *OTHERS[3:7], OTHERS[8], OTHERS[-1]),
         rounds=1,
     ),
 )

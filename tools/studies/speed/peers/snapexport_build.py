@@ -44,7 +44,7 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
         (_, form, prepack), (_, dtype) = how, of
         if (not prepack or bits == 32) and (form == PLAIN or dtype == "fp32"):
             yield from _variant(scene, f"snapexport {kind}, {cache}", bits, of, how)
-    for kind, bits in ("fp32", 32), ("int8", 8):
+    for kind, bits in ("fp32", 32), ("int8", 8), ("int4", 4):
         name, how = f"snapexport {kind}, SnapStream, OpenVINO in bf16", caches["SnapStream"]
         backend = {"backend": "openvino", "precision": "bf16"}
         yield from _variant(scene, name, bits, weights[kind, bits], how, **backend)
