@@ -29,7 +29,9 @@ def openvino_backend(
 ) -> GraphBackend:
     """As `OpenVinoBackend`, but for steps of few rows of integers on the CPU. Raises UserError."""
     openvino = OpenVinoBackend(build, graphs, threads, device, precision)
-    few = {graph for rows, graph in graphs.decode.items() if rows <= _MOST_ROWS}
+    width = build.manifest.geometry.steps.tokens_per_step
+    steps = (*graphs.decode.items(), *((width * rows, one) for rows, one in graphs.verify.items()))
+    few = {graph for rows, graph in steps if rows <= _MOST_ROWS}
     if not few or not build.manifest.holds_integers or device not in (None, "CPU"):
         return openvino
     LOG.info("steps of up to %d rows run in ONNX Runtime", _MOST_ROWS)
