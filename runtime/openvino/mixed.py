@@ -12,7 +12,6 @@ from snapexport.contract.manifest import GraphName
 from snapexport.runtime.engine.backend import Buffers, GraphBackend, Work
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.openvino.backend import OpenVinoBackend
-from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 
 LOG = logging.getLogger("snapexport.openvino")
 
@@ -34,6 +33,8 @@ def openvino_backend(
     few = {graph for rows, graph in steps if rows <= _MOST_ROWS}
     if not few or not build.manifest.holds_integers or device not in (None, "CPU"):
         return openvino
+    from snapexport.runtime.ort.backend import OnnxRuntimeBackend
+
     LOG.info("steps of up to %d rows run in ONNX Runtime", _MOST_ROWS)
     return _Mixed(openvino, OnnxRuntimeBackend(build, graphs, threads=threads), few)
 

@@ -3,7 +3,7 @@
 import importlib
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 
 from snapexport.contract.build_directory import Build
@@ -25,8 +25,13 @@ class Cuda:
 
     name = "cuda"
     hint = "see what `nvidia-smi` says: each graph takes a copy of the weights on the GPU"
-    # Weights take the memory that they need, beside the arena and not in it.
-    settings: Mapping[str, str] = RECORD | {"session.use_device_allocator_for_initializers": "1"}
+    # Weights take the memory that they need, beside the arena and not in it. Shapes and ranges are
+    # folded: what a GPU has calculated comes too late for kernels that read it from the host.
+    settings: Mapping[str, str] = RECORD | {
+        "session.use_device_allocator_for_initializers": "1",
+        "optimization.constant_folding_max_output_size_in_bytes": str(1 << 16),
+    }
+    left_out: Sequence[str] = ("TransposeOptimizer",)
 
     def __init__(self) -> None:
         """Raise UserError where ONNX Runtime or CUDA has no GPU."""

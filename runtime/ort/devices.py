@@ -3,7 +3,7 @@
 Knows no graph and no batch slot. The GPU is cuda.py's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from snapexport.contract.manifest import REBUILD
@@ -21,6 +21,8 @@ class Device(Protocol):
     """The device's name in an IOBinding."""
     settings: Mapping[str, str]
     """Entries of the session's configuration."""
+    left_out: Sequence[str]
+    """ONNX Runtime's optimizers that would write copies of weights, which stay in mapped files."""
     captures: bool
     """Whether a run can become a single launch."""
     hint: str
@@ -42,6 +44,7 @@ class Cpu:
 
     name = "cpu"
     settings: Mapping[str, str] = RECORD
+    left_out: Sequence[str] = ("ConstantFolding", "TransposeOptimizer")
     captures = False
     hint = REBUILD
 

@@ -25,15 +25,7 @@ _BFLOAT16 = 16
 """onnx.TensorProto.BFLOAT16: NumPy has no such type."""
 
 _ERRORS_ALONE = 3
-"""ONNX Runtime's log severity. It warns of each weight that is not folded, and that a saved graph
-fits this processor alone."""
-
-COPYING_OPTIMIZERS = ["TransposeOptimizer"]
-"""They would write new copies of weights that otherwise stay in the mapped file."""
-
-_FOLDED_BYTES = 1 << 16
-"""Most bytes of a constant that is calculated when a graph is opened: shapes and ranges, not
-weights."""
+"""ONNX Runtime's log severity."""
 
 
 class Session:
@@ -61,6 +53,8 @@ class Session:
         self.entry = entry
         self._device = device
         options = session_options(threads, prepack, device.settings)
+        if "ConstantFolding" not in device.left_out:
+            options.log_severity_level = _ERRORS_ALONE  # it warns of each weight, all too large
         self._session, self.captured = _opened(path, options, device, captures)
         _check(path.name, "inputs", entry.inputs, self._session.get_inputs())
         _check(path.name, "outputs", entry.outputs, self._session.get_outputs())
@@ -125,10 +119,7 @@ def session_options(threads: int | None, prepack: bool, settings: Mapping[str, s
     require_threads(threads)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or 0
-    options.log_severity_level = _ERRORS_ALONE
     options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
-    folded = "optimization.constant_folding_max_output_size_in_bytes"
-    options.add_session_config_entry(folded, str(_FOLDED_BYTES))
     # A waiting thread spins for as long as it takes to wake one up, then sleeps. Endless spinning
     # takes the cores from other sessions and the host; none costs 40 wake-ups in each step.
     options.add_session_config_entry("session.intra_op.allow_spinning", "1")
@@ -154,6 +145,7 @@ def saved_optimized(path: Path, target: Path, weights: str) -> None:
     options.add_session_config_entry(f"{prefix}_file_name", weights)
     options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "1024")
     options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    options.log_severity_level = _ERRORS_ALONE  # it warns that the file fits this processor alone
     device = Cpu()
     _opened(path, options, device, captures=False)
 
@@ -179,7 +171,7 @@ def _session(path: Path, options: Any, device: Device, captures: bool) -> Any:
         path,
         options,
         providers=[(name, settings)],
-        disabled_optimizers=COPYING_OPTIMIZERS,
+        disabled_optimizers=device.left_out,
         enable_fallback=0,  # to the CPU, silently, a hundred times as slow
     )
     if session.get_providers()[0] != name:

@@ -1,6 +1,6 @@
 """What a GPU's operators read from the host is never calculated on the GPU (on_the_host).
 
-The graphs are looked at as the runtime opens them, with small constants folded.
+The graphs are looked at as the runtime opens them there, with small constants folded.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from snapexport.runtime.ort.session import COPYING_OPTIMIZERS, session_options
+from snapexport.runtime.ort.cuda import Cuda
+from snapexport.runtime.ort.session import session_options
 from tests.oracle import cases
 from tests.oracle.cases import Case
 
@@ -52,10 +53,10 @@ def test_a_gpus_operators_wait_for_no_value_of_the_gpu(case: Case, tmp_path: Pat
 
 def awaited(path: Path, opened: Path) -> Iterator[str]:
     """Inputs of the host which the GPU calculates, each with its operator and where it is from."""
-    options = session_options(1, False, {})
+    options = session_options(1, False, Cuda.settings)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(opened)
-    ort.InferenceSession(path, options, disabled_optimizers=COPYING_OPTIMIZERS)
+    ort.InferenceSession(path, options, disabled_optimizers=Cuda.left_out)
     graph = onnx.load(opened, load_external_data=False).graph
     fixed = {one.name for one in graph.initializer} | {"", *(one.name for one in graph.input)}
     host: set[str] = set()

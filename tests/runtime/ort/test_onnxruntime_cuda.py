@@ -185,11 +185,11 @@ def test_operators_without_a_cuda_kernel_are_reported(
     gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that cost a copy by a warning, and all of them where one asks."""
-    monkeypatch.setattr(CudaSession, "leaves_to_cpu", frozenset({"TopK", "Range"}))
+    monkeypatch.setattr(CudaSession, "leaves_to_cpu", frozenset({"TopK", "Less"}))
     with pytest.warns(RuntimeWarning, match="the CPU runs TopK of compress: ") as warned:
         found = on_gpu(builds["portable"]).backend.operators()
     assert len(warned) == 1
-    assert found["compress"]["CPUExecutionProvider"].keys() == {"TopK", "Range"}
+    assert found["compress"]["CPUExecutionProvider"].keys() == {"TopK", "Less"}
     assert found["decode"][CUDA]["MatMul"] == 15
     assert set(found) == {"decode", "decode.1", "decode.2", "prefill", "compress"}
 

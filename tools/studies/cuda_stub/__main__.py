@@ -33,7 +33,8 @@ from snapexport.runtime.engine.bound_graph import allocate
 from snapexport.runtime.engine.host_memory import HostMemory
 
 with needs_extra("gpu"):
-    from snapexport.runtime.ort.session import COPYING_OPTIMIZERS, bind, session_options
+    from snapexport.runtime.ort.cuda import Cuda
+    from snapexport.runtime.ort.session import bind, session_options
 
 CUDART = Path(__file__).with_name("cudart.c")
 DRIVER = "libcuda.so.1"
@@ -173,13 +174,13 @@ def _session(path: Path, captures: bool) -> Any:
     """As the runtime opens it, but for the stream, of which there is none."""
     import onnxruntime as ort
 
-    options = session_options(None, False, {"session.record_ep_graph_assignment_info": "1"})
+    options = session_options(None, False, Cuda.settings)
     settings = {"user_compute_stream": "1", "enable_cuda_graph": str(int(captures))}
     return ort.InferenceSession(
         path,
         options,
         providers=[("CUDAExecutionProvider", settings)],
-        disabled_optimizers=COPYING_OPTIMIZERS,
+        disabled_optimizers=Cuda.left_out,
         enable_fallback=0,
     )
 

@@ -20,12 +20,13 @@ def open_session(model: Path | bytes, threads: int | None) -> Any:
     with needs_extra("cpu"):
         import onnxruntime as ort
 
-        from snapexport.runtime.ort.session import COPYING_OPTIMIZERS, session_options
+        from snapexport.runtime.ort.devices import Cpu
+        from snapexport.runtime.ort.session import session_options
     return ort.InferenceSession(
         model,
         session_options(threads, prepack=False, settings={}),
         providers=["CPUExecutionProvider"],
-        disabled_optimizers=COPYING_OPTIMIZERS,
+        disabled_optimizers=Cpu.left_out,
     )
 
 
