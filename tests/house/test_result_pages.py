@@ -270,12 +270,16 @@ class Asked(NamedTuple):
 
 
 SMOL, QWEN = "SmolLM2-135M", "Qwen2.5-Coder-0.5B"
-NUMBER, AFTERWARDS = "a number", "a number, question after compression"
+NUMBER, OF_MANY = "a number", "one of many numbers"
+AFTERWARDS = "a number, question after compression"
 ASKED = [
     Asked(NUMBER, SMOL, 2048, ("real_model_needles", "real_model_needles_128")),
     Asked(NUMBER, SMOL, 4096, ("real_model_needles_4096",)),
     Asked(NUMBER, SMOL, 8000, ("real_model_needles_8000",)),
     Asked(NUMBER, QWEN, 2048, ("qwen_niah",)),
+    Asked(NUMBER, QWEN, 4000, ("qwen_niah_4000",)),
+    Asked(NUMBER, QWEN, 8000, ("qwen_niah_8000",)),
+    Asked(OF_MANY, QWEN, 4000, ("qwen_niah_4000",), task="niah_multikey"),
     Asked(AFTERWARDS, SMOL, 2048, ("real_model_agnostic_2048",), mode="agnostic"),
     Asked(AFTERWARDS, SMOL, 4096, ("real_model_agnostic_4096",), mode="agnostic"),
 ]

@@ -58,7 +58,8 @@ def _markdown(table: Table) -> Iterator[str]:
 def _facts(report: Row) -> Iterator[str]:
     """The machine, the versions and the rates of the run."""
     machine = report["machine"]
-    versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
+    named = ("snapexport", "python", "onnxruntime")
+    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in named)
     gpu = f"{machine['gpu']['name']}, " if "gpu" in machine else ""
     cut = "" if report["complete"] else " **The run was cut.**"
     command, *options = report["command"].split(" --set ")
