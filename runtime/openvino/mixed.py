@@ -1,7 +1,7 @@
 """Runs a build's prompts with OpenVINO and its steps with the faster engine (a `GraphBackend`).
 
-Both round activations to 8 bits where weights are integers, and read the same buffers. A step of one
-row of SmolLM2-135M in int8 took ONNX Runtime 18 ms on two cores, and OpenVINO 28; in int4 with 16
+Both round activations to 8 bits where weights are integers, and read the same buffers. On two cores
+a step of one row of SmolLM2-135M in int8 took ONNX Runtime 18 ms, and OpenVINO 28; in int4 with 16
 rows OpenVINO was faster.
 """
 
