@@ -283,6 +283,7 @@ ASKED = [
     Asked(OF_MANY, QWEN, 4000, ("qwen_niah_4000",), task="niah_multikey"),
     Asked(AFTERWARDS, SMOL, 2048, ("real_model_agnostic_2048",), mode="agnostic"),
     Asked(AFTERWARDS, SMOL, 4096, ("real_model_agnostic_4096",), mode="agnostic"),
+    Asked(AFTERWARDS, QWEN, 4000, ("qwen_agnostic_4000",), mode="agnostic"),
 ]
 
 
