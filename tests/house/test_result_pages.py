@@ -280,6 +280,7 @@ ASKED = [
     Asked(NUMBER, QWEN, 2048, ("qwen_niah",)),
     Asked(NUMBER, QWEN, 4000, ("qwen_niah_4000",)),
     Asked(NUMBER, QWEN, 8000, ("qwen_niah_8000",)),
+    Asked(NUMBER, QWEN, 16000, ("qwen_niah_16000",)),
     Asked(OF_MANY, QWEN, 4000, ("qwen_niah_4000",), task="niah_multikey"),
     Asked(AFTERWARDS, SMOL, 2048, ("real_model_agnostic_2048",), mode="agnostic"),
     Asked(AFTERWARDS, SMOL, 4096, ("real_model_agnostic_4096",), mode="agnostic"),
