@@ -120,7 +120,7 @@ def figures(root: Path) -> list[Figure]:
         Figure("lines of tools", _lines(tools) - _lines(studies), 1_500),
         Figure("lines of studies", _lines(studies)),
         Figure("pages of docs", len(pages), 42),
-        Figure("words of docs", sum(map(_words, pages)), 44_050),
+        Figure("words of docs", sum(map(_words, pages)), 44_100),
         Figure("files over 400 lines", sum(_lines([f]) > LONGEST_FILE for f in shipped + tests), 0),
         Figure("modules on circles", len(circular(graph)), 0),
         Figure(

@@ -226,6 +226,7 @@ TEXTS = [
     ("SmolLM2-135M", 8000, "real_model_text_8000"),
     ("Qwen2.5-Coder-0.5B", 1024, "qwen_text"),
     ("Qwen2.5-Coder-0.5B", 4000, "qwen_text_4000"),
+    ("Qwen2.5-Coder-0.5B", 8000, "qwen_text_8000"),
 ]
 
 

@@ -17,7 +17,7 @@ ASSETS = Path(__file__).parents[3] / "docs" / "assets"
 
 TEXTS = {
     "SmolLM2-135M": ("real_model_text", "real_model_text_4096", "real_model_text_8000"),
-    "Qwen2.5-Coder-0.5B": ("qwen_text", "qwen_text_4000"),
+    "Qwen2.5-Coder-0.5B": ("qwen_text", "qwen_text_4000", "qwen_text_8000"),
 }
 WEIGHTS = {"SmolLM2-135M": "weights_smollm2", "Qwen2.5-Coder-0.5B": "weights_qwen"}
 
