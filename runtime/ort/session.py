@@ -53,8 +53,6 @@ class Session:
         self.entry = entry
         self._device = device
         options = session_options(threads, prepack, device.settings)
-        if "ConstantFolding" not in device.left_out:
-            options.log_severity_level = _ERRORS_ALONE  # it warns of each weight: too large to fold
         self._session, self.captured = _opened(path, options, device, captures)
         _check(path.name, "inputs", entry.inputs, self._session.get_inputs())
         _check(path.name, "outputs", entry.outputs, self._session.get_outputs())
