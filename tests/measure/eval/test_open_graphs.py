@@ -61,6 +61,7 @@ def test_integer_weights_are_held_while_there_is_memory(
             for executor in executors:
                 found.append(_logits(executor, prompt))
                 assert len(graphs["decode"]) <= held
+        assert len(graphs["decode"]) == held
         assert len(graphs["prefill"]) == 2  # with a window, and without one
         assert opened.count("prefill") == 2
         assert opened.count("decode") == times
