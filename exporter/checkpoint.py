@@ -34,7 +34,7 @@ class Checkpoint:
     """A local checkpoint. The spans' files are resolved: no symlinks are left.
 
     gguf: the file that `directory` was made of, which lasts as long as `folder` is referred to.
-    told: what of its quantization a build leaves out.
+    told: what of it a build leaves out.
     """
 
     directory: Path
@@ -48,13 +48,14 @@ class Checkpoint:
     @classmethod
     def of_directory(cls, path: Path) -> "Checkpoint":
         """Read configs and tensor headers. Raises UserError for what is missing or broken."""
+        folders.require_files(path)
         if not (path / CONFIG).is_file():
             raise folders.without_config(path)
-        folders.require_files(path)
         opened = cls.of_configs(path, {})
         folders.require_readable_layout(path, opened.config)
         require_known(opened.config)
-        return _dequantized(replace(opened, tensors=_tensors(path)))
+        left = (folders.ADAPTER_LEFT_OUT,) if folders.has_adapter(path) else ()
+        return _dequantized(replace(opened, tensors=_tensors(path), told=left))
 
     @classmethod
     def of_configs(cls, directory: Path, tensors: "Mapping[str, Tensor]") -> "Checkpoint":
@@ -74,11 +75,20 @@ class Checkpoint:
 
 
 def _with_quantization(config: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """A config with the quantization that ModelOpt writes beside it."""
-    beside = directory / MODELOPT_CONFIG
-    if config.get(QUANTIZATION) is not None or not beside.is_file():
+    """A config with the quantization that stands elsewhere.
+
+    ModelOpt writes it beside the config, older versions of compressed-tensors under another name,
+    and some tools into the config of the text part.
+    """
+    if config.get(QUANTIZATION) is not None:
         return config
-    return config | {QUANTIZATION: {"quant_method": "modelopt", **_read(beside)}}
+    text, older = config.get("text_config"), config.get("compression_config")
+    found: object = text.get(QUANTIZATION) if isinstance(text, dict) else None
+    if isinstance(older, dict):
+        found = older | {"quant_method": "compressed-tensors"}
+    if (beside := directory / MODELOPT_CONFIG).is_file():
+        found = {"quant_method": "modelopt", **_read(beside)}
+    return config | {QUANTIZATION: found} if found else config
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -110,7 +120,7 @@ def _dequantized(stored: Checkpoint) -> Checkpoint:
     if found is None:
         return stored
     spans = {name: one for name, one in stored.tensors.items() if isinstance(one, TensorSpan)}
-    return replace(stored, tensors=found.tensors(spans), told=found.told)
+    return replace(stored, tensors=found.tensors(spans), told=(*stored.told, *found.told))
 
 
 def _with_older_quantization(stored: Checkpoint) -> Checkpoint:

@@ -24,6 +24,7 @@ _MOST_NAMES = 1 << 12
 _SHARD = re.compile(r".+-([0-9]{5})-of-([0-9]{5})\.safetensors")
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
+ADAPTER_LEFT_OUT = f"left out: the LoRA adapter of {_ADAPTER}, which is to be merged first"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SAVE = (
     "write it with transformers: AutoModelForCausalLM.from_pretrained(FOLDER)"
@@ -76,15 +77,21 @@ _KINDS = (
 
 
 def require_files(path: Path) -> None:
-    """Raise UserError for pointers of git-lfs, which an incomplete clone has in place of files."""
+    """Raise UserError for files that an incomplete copy has others in the place of.
+
+    These are pointers of git-lfs, and links that lead nowhere.
+    """
     folder = path if path.is_dir() else path.parent
     names = _names(folder) if path.is_dir() else [path.name]
     wanted = (f"*{_SAFETENSORS}", f"*{GGUF}", *READ, *CONVERTIBLE)
-    pointers = [
-        name
-        for name in names
-        if any(fnmatch(name, one) for one in wanted) and _is_pointer(folder / name)
-    ]
+    read = [name for name in names if any(fnmatch(name, one) for one in wanted)]
+    if dangling := [name for name in read if not (folder / name).exists()]:
+        raise UserError(
+            f"{folder / dangling[0]} is a link to {(folder / dangling[0]).readlink()}, which is "
+            "not there",
+            "copy the folder with the files that its links name (`cp -rL`), or download it again",
+        )
+    pointers = [name for name in read if _is_pointer(folder / name)]
     if pointers:
         raise UserError(
             f"{folder} has pointers of git-lfs in the place of {len(pointers)} files, among them "
@@ -97,8 +104,6 @@ def without_config(folder: Path) -> UserError:
     """The error of a folder without config.json."""
     names = _names(folder)
     what, hint = _told(folder, names)
-    if not what and (inside := _checkpoints_inside(folder, names)):
-        what, hint = f"it has {len(inside)} checkpoints inside", f"name one: --model {inside[0]}"
     if not what and any(_SHARD.fullmatch(name) or name == "model.safetensors" for name in names):
         hint = f"download {CONFIG} of the same repository into it"
     said = f", and {what}" if what else ""
@@ -144,6 +149,11 @@ def require_gguf(path: Path) -> None:
             raise UserError(f"{path} is not a GGUF file: it is {kind.what}", kind.hint)
 
 
+def has_adapter(folder: Path) -> bool:
+    """Whether an adapter lies in a folder, which transformers with peft would apply."""
+    return (folder / _ADAPTER).is_file()
+
+
 def require_readable_layout(folder: Path, config: dict[str, object]) -> None:
     """Raise UserError for weights that MLX has quantized, which look like a checkpoint's."""
     quantized = config.get("quantization")
@@ -160,7 +170,7 @@ def _told(folder: Path, names: list[str]) -> tuple[str, str]:
         if told := tell(folder, names):
             return told
     below = [name for sub in names for name in _below(folder / sub)]
-    if told := _of_kinds(names, below):
+    if told := _of_kinds(names) or _of_checkpoints_inside(folder, names) or _of_kinds(below):
         return told
     if not names:
         return "it is empty", "download the checkpoint into it"
@@ -233,8 +243,12 @@ def _of_other_weights(names: list[str]) -> tuple[str, str] | None:
     return f"it has {found[0]}", f"rename {found[0]} to model.safetensors, if it holds all weights"
 
 
-def _checkpoints_inside(folder: Path, names: list[str]) -> list[Path]:
-    return [folder / name for name in names if (folder / name / CONFIG).is_file()]
+def _of_checkpoints_inside(folder: Path, names: list[str]) -> tuple[str, str] | None:
+    found = [folder / name for name in names if (folder / name / CONFIG).is_file()]
+    if not found:
+        return None
+    many = f"{len(found)} checkpoints" if len(found) > 1 else "a checkpoint"
+    return f"it has {many} inside", f"name {'one' if len(found) > 1 else 'it'}: --model {found[0]}"
 
 
 def _below(folder: Path) -> list[str]:

@@ -21,7 +21,12 @@ IN_FOLDERS = [name for name in READ if "/" in name]
 
 
 def resolve(model: str) -> Path:
-    """The checkpoint's directory or GGUF file. A Hub id is downloaded to the Hub's cache first."""
+    """The checkpoint's directory or GGUF file. A Hub id is downloaded to the Hub's cache first.
+
+    Raises UserError.
+    """
+    if not model:
+        raise UserError("--model is empty", "name a folder, a GGUF file, or a model of the Hub")
     path = Path(model).expanduser()
     local = path.exists() or model.startswith((".", "/", "~")) or path.suffix == GGUF
     return path if local or not _HUB_ID.fullmatch(model) else _download(model)

@@ -56,6 +56,35 @@ def _require_shape(name: str, expected: tuple[int, ...], tensor: Tensor) -> None
         )
 
 
+def unread(checkpoint: Checkpoint, decoder: Decoder) -> tuple[str, ...]:
+    """What a build leaves out: values of modules that the model has, and no place for.
+
+    Such as biases that config.json switches off. Those that are all 0 change nothing.
+    """
+    model, known = model_on_meta(decoder), parameters(decoder)
+    modules = {name for name, one in model.named_modules() if dict(one.named_parameters())}
+    leaves = modules - {name.rpartition(".")[0] for name in modules}
+    found = [
+        name
+        for name, tensor in checkpoint.tensors.items()
+        if name not in known and not leaves.isdisjoint(_above(name)) and _has_values(tensor)
+    ]
+    if not found:
+        return ()
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (f"left out, as config.json has no place for it: {found[0]}{more}",)
+
+
+def _above(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Whether a value is not 0. Other types than floats are no weights."""
+    return tensor.dtype in NUMPY_DTYPE and any(block.any() for block in blocks(tensor, most=_SLICE))
+
+
 def parameters(decoder: Decoder) -> dict[str, tuple[int, ...]]:
     """Shapes of the model's parameters, by their names in it; nothing is allocated.
 

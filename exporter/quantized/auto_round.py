@@ -39,6 +39,7 @@ _NEUTRAL = (
 )
 """Keys about how the weights were rounded, or that the tensors tell."""
 _OF_WEIGHTS = ("bits", "group_size")
+_FEWEST_WHOLE = 16
 
 
 def read_auto_round(given: dict[str, Any]) -> Quantization:
@@ -50,10 +51,16 @@ def read_auto_round(given: dict[str, Any]) -> Quantization:
     if not isinstance(layers, dict) or not all(isinstance(one, dict) for one in layers.values()):
         raise UserError(f"{KEY}: extra_config is no table of layers", "correct config.json")
     weights = {name: given.pop(name) for name in _OF_WEIGHTS if name in given}
-    for keys in (given, *layers.values()):
+    for keys in (given, *(one for one in layers.values() if not _is_whole(one))):
         rest = {name: value for name, value in keys.items() if name not in _OF_WEIGHTS}
         require_values("auto-round", rest, _VALUES, _NEUTRAL)
     if packing == _AWQ:
         return Awq.of(weights)
     dynamic: dict[str, Any] = {name: {} for name in layers}
     return Gptq.of(weights | {"checkpoint_format": _VERSIONS[packing], "dynamic": dynamic})
+
+
+def _is_whole(layer: dict[str, Any]) -> bool:
+    """Whether a layer was left as it was, in floats."""
+    bits = layer.get("bits")
+    return isinstance(bits, int) and bits >= _FEWEST_WHOLE

@@ -116,7 +116,7 @@ def _strategy(weights: dict[str, Any]) -> tuple[Strategy, tuple[int, int]]:
     require_value("strategy", given, _STRATEGIES)
     (strategy,) = (one for one in _STRATEGIES if one == given)
     if strategy == "block":
-        return strategy, block_size("block_structure", structure)
+        return strategy, block_size("block_structure", _listed(structure))
     if strategy not in _GROUPED:
         return strategy, (1, LARGEST_GROUP)
     if type(group) is not int or not 1 <= group <= LARGEST_GROUP:
@@ -125,6 +125,13 @@ def _strategy(weights: dict[str, Any]) -> tuple[Strategy, tuple[int, int]]:
             "correct config.json",
         )
     return strategy, (1, group)
+
+
+def _listed(structure: object) -> object:
+    """An older version's text, such as 128x128, as the list of its numbers."""
+    if isinstance(structure, str) and re.fullmatch("[0-9]{1,9}x[0-9]{1,9}", structure):
+        return [int(part) for part in structure.split("x")]
+    return structure
 
 
 def _target(target: str) -> str:

@@ -2,7 +2,8 @@
 
 Both round activations to 8 bits where weights are integers, and read the same buffers. On two cores
 a step of one row of SmolLM2-135M in int8 took ONNX Runtime 18 ms, and OpenVINO 28; in int4 with 16
-rows OpenVINO was faster.
+rows OpenVINO was faster. They round differently: so one of them takes all steps of a build, and
+neither neighbours nor drafts change what is written.
 """
 
 import logging
@@ -16,7 +17,7 @@ from snapexport.runtime.openvino.backend import OpenVinoBackend
 LOG = logging.getLogger("snapexport.openvino")
 
 _MOST_ROWS = 8
-"""Of a step that ONNX Runtime takes."""
+"""Of builds whose steps ONNX Runtime takes: their batch slots."""
 
 
 def openvino_backend(
@@ -28,25 +29,24 @@ def openvino_backend(
 ) -> GraphBackend:
     """As `OpenVinoBackend`, but for steps of few rows of integers on the CPU. Raises UserError."""
     openvino = OpenVinoBackend(build, graphs, threads, device, precision)
-    width = build.manifest.geometry.steps.tokens_per_step
-    steps = (*graphs.decode.items(), *((width * rows, one) for rows, one in graphs.verify.items()))
-    few = {graph for rows, graph in steps if rows <= _MOST_ROWS}
-    if not few or not build.manifest.holds_integers or device not in (None, "CPU"):
+    steps = {*graphs.decode.values(), *graphs.verify.values()}
+    has_integers = build.manifest.holds_integers and device in (None, "CPU")
+    if not steps or not has_integers or build.manifest.batch > _MOST_ROWS:
         return openvino
     from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 
-    LOG.info("steps of up to %d rows run in ONNX Runtime", _MOST_ROWS)
-    return _Mixed(openvino, OnnxRuntimeBackend(build, graphs, threads=threads), few)
+    LOG.info("steps run in ONNX Runtime: they have %d rows at most", _MOST_ROWS)
+    return _Mixed(openvino, OnnxRuntimeBackend(build, graphs, threads=threads), steps)
 
 
 class _Mixed:
-    """Two backends of the host's memory. few: the graphs of the second."""
+    """Two backends of the host's memory. steps: the graphs of the second."""
 
     binds_rows = True
 
-    def __init__(self, most: GraphBackend, other: GraphBackend, few: set[GraphName]) -> None:
+    def __init__(self, most: GraphBackend, other: GraphBackend, steps: set[GraphName]) -> None:
         self.memory = most.memory
-        self._most, self._other, self._few = most, other, few
+        self._most, self._other, self._steps = most, other, steps
 
     def bind(self, graph: GraphName, buffers: Buffers) -> Work:
         return self._of(graph).bind(graph, buffers)
@@ -59,4 +59,4 @@ class _Mixed:
         self._other.close()
 
     def _of(self, graph: GraphName) -> GraphBackend:
-        return self._other if graph in self._few else self._most
+        return self._other if graph in self._steps else self._most

@@ -97,7 +97,8 @@ def test_auto_round_layers_may_have_bits_of_their_own(tmp_path: Path) -> None:
     weight = Weight(64, 128, 32, 8)
     parts = weight.gptq("x")
     del parts["x.g_idx"]
-    config = ROUND | {"extra_config": {"x": {"bits": 8}}}
+    whole = {"bits": 16, "data_type": "fp"}
+    config = ROUND | {"extra_config": {"x": {"bits": 8}, "lm_head": whole}}
     assert np.array_equal(values(opened(parts, config, tmp_path)), weight.dequantized)
 
 

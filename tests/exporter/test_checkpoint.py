@@ -14,6 +14,7 @@ from snapexport.build.options import BuildOptions
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.fields import FIELDS
 from snapexport.exporter.checkpoint import SHARD_INDEX
+from snapexport.exporter.folders import ADAPTER_LEFT_OUT
 from snapexport.exporter.hub import recorded_sha256
 from snapexport.exporter.opening import open_checkpoint
 
@@ -36,10 +37,12 @@ def change_rope(directory: Path, **fields: Any) -> None:
     change(directory, rope_parameters=rope | fields)
 
 
-def resolve(directory: Path) -> None:
+def resolve(directory: Path) -> tuple[str, ...]:
+    """What a build leaves out."""
     from snapexport.build import pipeline
 
-    pipeline.resolve(BuildOptions.of(model=str(directory), out=directory / "out", L_max=64))
+    options = BuildOptions.of(model=str(directory), out=directory / "out", L_max=64)
+    return pipeline.resolve(options).stored.told
 
 
 def refused(directory: Path) -> str:
@@ -148,6 +151,35 @@ def test_tied_weight_may_be_stored_twice_if_it_is_the_same(mine: Path) -> None:
     save_file(weights, mine / SINGLE)
     change(mine, tie_word_embeddings=True)
     resolve(mine)
+
+
+@pytest.mark.parametrize("values", [np.zeros, np.ones])
+def test_a_tensor_that_config_has_no_place_for_is_told_unless_it_is_zero(
+    values: Any, mine: Path
+) -> None:
+    tensors, layer = load_file(mine / SINGLE), "model.layers.1.self_attn.q_proj"
+    more = {f"{layer}.bias": values(64), f"{layer}.lora_A.weight": values((4, 64))}
+    more |= {
+        "model.layers.9.mlp.up_proj.weight": np.ones(9),
+        "model.rotary_emb.inv_freq": np.ones(8),
+    }
+    tensors |= {name: one.astype(np.float32) for name, one in more.items()}
+    save_file(tensors, mine / SINGLE)
+    told = f"left out, as config.json has no place for it: {layer}.bias and 1 more"
+    assert resolve(mine) == ((told,) if values is np.ones else ())
+
+
+def test_an_adapter_beside_the_weights_is_told(mine: Path) -> None:
+    (mine / "adapter_config.json").write_text("{}")
+    assert resolve(mine) == (ADAPTER_LEFT_OUT,)
+
+
+@pytest.mark.parametrize("where", ["compression_config", "text_config"])
+def test_a_quantization_is_found_elsewhere_too(where: str, mine: Path) -> None:
+    found = {"format": "naive", "config_groups": {}}
+    method = {"quantization_config": found | {"quant_method": "compressed-tensors"}}
+    change(mine, **{where: found if where == "compression_config" else method})
+    assert "format 'naive'" in refused(mine)
 
 
 def shard(directory: Path, **weight_map: str) -> None:

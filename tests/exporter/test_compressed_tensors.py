@@ -67,6 +67,13 @@ def test_packed_integers_are_those_that_were_stored(
         assert np.array_equal(values(tensor, most), weight.dequantized)
 
 
+def test_what_says_nothing_of_the_weights_changes_nothing(tmp_path: Path) -> None:
+    weight, dense = Weight(64, 96, 32, 4), {"format": "dense", "global_sparsity": 19.1}
+    others = {"quantization_status": "frozen", "sparsity_config": dense}
+    tensor = opened(rows_of_words(weight, "x"), config(ints(), **others), tmp_path)
+    assert np.array_equal(values(tensor), weight.dequantized)
+
+
 def test_columns_in_the_order_of_activations_become_an_order(tmp_path: Path) -> None:
     weight = Weight(64, 128, 32, 4).shuffled()
     parts = rows_of_words(weight, "x")
@@ -89,7 +96,7 @@ def test_signed_bytes_are_read_with_scales_of_any_shape(strategy: str, tmp_path:
     if strategy == "group":
         scheme["group_size"] = 32
     if strategy == "block":
-        scheme["block_structure"] = [32, 32]
+        scheme["block_structure"] = "32x32"
 
     def whole(one: NDArray[Any]) -> NDArray[Any]:
         rows, columns = (1, 1) if one.ndim == 1 else one.shape
@@ -233,7 +240,7 @@ NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
     ("given", "message"),
     [
         (config(ints(), format="marlin-24"), "format 'marlin-24'"),
-        (config(ints(), quantization_status="frozen"), "quantization_status 'frozen'"),
+        (config(ints(), quantization_status="calibration"), "quantization_status 'calibration'"),
         (config(ints(), sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config"),
         (config(ints(), transform_config={"config_groups": {"a": 1}}), "transform_config"),
         (config(ints(), surprise=1), "unknown key 'surprise'"),

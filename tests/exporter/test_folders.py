@@ -55,7 +55,8 @@ def told(path: Path) -> str:
             {"a-00001-of-00002.gguf": "x", "a-00002-of-00002.gguf": "x", "mmproj-a.gguf": "x"},
             ["name the GGUF file itself", "a-00001-of-00002.gguf"],
         ),
-        ({"checkpoint-500/config.json": "{}"}, ["1 checkpoints inside", "checkpoint-500"]),
+        ({"checkpoint-500/config.json": "{}"}, ["a checkpoint inside", "checkpoint-500"]),
+        ({"a/config.json": "{}", "x.build/manifest.json.sha256": ""}, ["a checkpoint inside"]),
         ({"snapshots/abc/config.json": "{}"}, ["the Hub's cache", "snapshots/abc"]),
         ({"model.safetensors": "x"}, ["download config.json of the same repository"]),
         ({"manifest.json": "{}", "manifest.json.sha256": ""}, ["it is a build already"]),
@@ -119,6 +120,18 @@ def test_pointers_of_git_lfs_are_told(name: str, mine: Path) -> None:
     found = told(mine)
     assert f"in the place of 1 files, among them {name}" in found
     assert f"git -C {mine} lfs pull" in found
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_links_to_nothing_are_told(name: str, mine: Path) -> None:
+    (mine / name).unlink(missing_ok=True)
+    (mine / name).symlink_to("../blobs/abc")
+    assert f"{name} is a link to ../blobs/abc, which is not there" in told(mine)
+
+
+def test_an_empty_name_is_told() -> None:
+    with pytest.raises(UserError, match="--model is empty"):
+        resolve("")
 
 
 def test_pointer_in_the_place_of_a_gguf_file_is_told(tmp_path: Path) -> None:

@@ -87,8 +87,9 @@ def test_diff_exits_with_1_for_weights_of_another_model(
         ({"policy": "full", "L_recent": None, "K": None, "L_obs": None}, True),
         ({"target": "portable"}, False),
         ({"dtype": "fp16"}, False),
+        ({"tokens_per_step": 3}, False),
     ],
-    ids=["single-shot", "full", "portable", "fp16"],
+    ids=["single-shot", "full", "portable", "fp16", "steps of several tokens"],
 )
 def test_diff_compares_every_kind_of_build(
     capsys: pytest.CaptureFixture[str],
@@ -104,6 +105,17 @@ def test_diff_compares_every_kind_of_build(
     costly = [(row["prompt_length"], row["output"]) for row in rows if not row["lossless"]]
     assert costly == ([] if exact else [(61, "decode.logits")])
     assert {row["prompt_length"] for row in rows} == ({1, 48} if exact else {21, 61})
+
+
+def test_diff_counts_what_sparse_prefill_leaves_out_as_a_cost(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    common = {"L_max": 96, "L_recent": 40, "K": 50, "L_obs": 4, "prefill_chunk": 16}
+    built = build(checkpoint, tmp_path / "b", **common, prefill_budget=48, baseline=True)
+    rows = diff(capsys, built, "--steps", "2", "--lengths", "64", "90")["differences"]
+    costly = {(row["prompt_length"], row["system"]) for row in rows if not row["lossless"]}
+    assert costly == {(90, "snapstream")}
+    assert all(row["passed"] for row in rows if row["lossless"])
 
 
 def test_distance_has_error_agreement_and_divergence() -> None:

@@ -1,6 +1,6 @@
 """A build before its work begins: its inputs are read and checked, its defaults are filled in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from snapexport.build.copied import read_texts
 from snapexport.build.options import BuildOptions
@@ -63,6 +63,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     options.graph.require_ranks(options.tensor_parallel, batches)
     stored, checkpoint = checkpoint, conversion.by_model_names(checkpoint, decoder)
     shapes.require_tensors(checkpoint, decoder)
+    stored = replace(stored, told=(*stored.told, *shapes.unread(checkpoint, decoder)))
     if options.graph.mtp:
         mtp_layer.require_layer(checkpoint, decoder)
     checkpoint = derived.with_derived(checkpoint, decoder)

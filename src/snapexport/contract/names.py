@@ -161,9 +161,14 @@ def place_inputs(shape: int) -> tuple[str, str]:
     return f"write_slot{suffix}", f"slot_positions{suffix}"
 
 
+def is_place(name: str) -> bool:
+    """Whether it names one of `place_inputs`."""
+    return _PLACE.fullmatch(name) is not None
+
+
 def is_of_host(name: str) -> bool:
     """Whether the host writes the tensor before a run, or reads it after."""
-    return name in _OF_HOST or _PLACE.fullmatch(name) is not None
+    return name in _OF_HOST or is_place(name)
 
 
 def number_of(cache: str) -> int:

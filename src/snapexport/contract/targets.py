@@ -244,7 +244,11 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
     ),
     "portable": _PORTABLE,
     "openvino": replace(
-        _PORTABLE, title="OpenVINO", domains=("com.microsoft",), integer_dtypes=("fp32",)
+        _PORTABLE,
+        title="OpenVINO",
+        cache_dtypes=(),
+        domains=("com.microsoft",),
+        integer_dtypes=("fp32",),
     ),
 }
 

@@ -61,24 +61,29 @@ def logits(made: Build) -> Any:
     return executor.prefill_prompt(0, PROMPT).logits.copy()
 
 
-@pytest.mark.parametrize(("rows", "is_same"), [(2, True), (9, False)])
-def test_steps_of_few_rows_are_those_of_onnx_runtime(
-    rows: int, is_same: bool, checkpoint: Path, tmp_path: Path
+@pytest.mark.parametrize(("batch", "is_same"), [(8, True), (9, False)])
+def test_one_engine_takes_all_steps_of_a_build(
+    batch: int, is_same: bool, checkpoint: Path, tmp_path: Path
 ) -> None:
     options = OPTIONS | {"policy": "snapstream", "kv_budget": 24, "decode_batches": (2,)}
-    made = build(checkpoint, tmp_path / "b", **options, weights="int8", batch=9)
+    made = build(checkpoint, tmp_path / "b", **options, weights="int8", batch=batch)
     ours, other = (
         LLM(made.directory, backend=backend, threads=1).executor
         for backend in ("openvino", "onnxruntime")
     )
-    for slot in range(rows):
+    for slot in range(batch):
         ours.prefill_prompt(slot, PROMPT[slot:])
         other.rows.copy_in(slot, ours.rows.view(slot))
-    lengths = len(PROMPT) - np.arange(rows)
-    tokens = np.array(PROMPT[:rows])
-    found, expected = (one.decode(tokens, lengths, lengths).logits for one in (ours, other))
+    lengths, tokens = len(PROMPT) - np.arange(batch), np.array(PROMPT[:batch])
+
+    def step(executor: Any, rows: int) -> Any:
+        fed = (one[:rows] for one in (tokens, lengths, lengths))
+        return executor.decode(*fed).logits[:2].copy()
+
+    found, expected = step(ours, 2), step(other, 2)
     assert np.array_equal(found, expected) == is_same
     assert_close(found, expected)
+    np.testing.assert_allclose(step(ours, batch), found, atol=1e-5)
 
 
 @pytest.mark.parametrize("width", [80, 96, 128])

@@ -153,6 +153,8 @@ def _why(
     quantized = other_weights and reference.original
     # Two compressed caches may differ too: nearly equal votes can be ranked either way.
     whole = (reference.lossless and runner.lossless) or _drops_nothing(manifest, feed, output)
+    prompt_length = int(feed[PROMPT_LENGTH][0])
+    whole &= not (reference.is_sparse(prompt_length) or runner.is_sparse(prompt_length))
     rounds = output == DECODE_LOGITS and reference.rounds_cache != runner.rounds_cache
     rounds |= reference.rounds_prompt != runner.rounds_prompt
     return {

@@ -17,6 +17,7 @@ from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.exporter.tensor_file import NUMPY_DTYPE
 from snapexport.measure.accuracy.graph_loader import GraphLoader, Infer, on_onnxruntime
 from snapexport.measure.accuracy.sequence import Array, Feed, SequenceRunner
+from snapexport.runtime.engine.followers.slot_positions import SlotPositions
 from snapexport.runtime.engine.takers.repetition import repeated_chunk
 from snapexport.runtime.requests.pieces import chunks, repeated_starts
 
@@ -60,8 +61,11 @@ class GraphRunner(SequenceRunner):
         rows = [out[names.LOGITS][0]]
         if self._compresses:
             out = self._compressed(out, token_ids[:prompt_length])
+        places = self._places(prompt_length)
         for position in range(prompt_length, len(token_ids)):
             scalars = self._decode_scalars(int(token_ids[position]), position, prompt_length)
+            if places:
+                places.feed(scalars)
             out = self._run(self._decode, scalars | self._past(self._decode, out))
             rows.append(out[names.LOGITS][0])
         return np.stack(rows).astype(np.float32)
@@ -74,6 +78,12 @@ class GraphRunner(SequenceRunner):
             graph = self._graph_amid(int(scalars[names.PAST_LENGTH][0]))
             out = self._run(graph, scalars | self._past(graph, out))
         return self._run(self._prefill, last | self._past(self._prefill, out))
+
+    def is_sparse(self, prompt_length: int) -> bool:
+        """Whether a chunk of such a prompt attends to a part of what is before it."""
+        *amid, _ = self._prefill_scalars(np.zeros(prompt_length, np.int64))
+        starts = (int(scalars[names.PAST_LENGTH][0]) for scalars in amid)
+        return any(self._graph_amid(start) == PREFILL_SPARSE for start in starts)
 
     def _graph_amid(self, start: int) -> GraphName:
         """The graph of a chunk that is not a prompt's last."""
@@ -166,8 +176,20 @@ class GraphRunner(SequenceRunner):
             names.PROMPT_LENGTH: np.full(batch, prompt_length),
             **self._temperature(batch),
         }
-        inputs = {spec.name for spec in self._entry(self._decode).inputs}
+        inputs = {spec.name: spec for spec in self._entry(self._decode).inputs}
+        places = [one for name, one in inputs.items() if names.is_place(name)]
+        feed |= {spec.name: np.zeros(spec.shape, np.int64) for spec in places}
         return {name: value for name, value in feed.items() if name in inputs}
+
+    def _places(self, prompt_length: int) -> SlotPositions | None:
+        """Where decode writes, in a build whose steps may take several tokens: one at a time."""
+        geometry, batch = self.build.manifest.geometry, self.build.manifest.batch
+        if not geometry.steps.several or self.lossless:
+            return None
+        places = SlotPositions(geometry, batch)
+        for slot in range(batch):
+            places.fill(slot, prompt_length)
+        return places
 
     def _temperature(self, rows: int) -> Feed:
         """The input of graphs with top tokens, which are not compared."""

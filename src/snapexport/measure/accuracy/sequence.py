@@ -54,6 +54,10 @@ class SequenceRunner(BaseRunner):  # type: ignore[misc]
         super().__init__(name=name)
         self.never_sampled = list(never_sampled)
 
+    def is_sparse(self, prompt_length: int) -> bool:
+        """Whether prefill of such a prompt leaves some of it out."""
+        return False
+
     def logits(self, token_ids: Array, prompt_length: int) -> Array:
         """Logits [1 + N, V] of token_ids [L + N], from the prompt's last token on."""
         raise NotImplementedError

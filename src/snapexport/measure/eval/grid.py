@@ -226,7 +226,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     options = _with_tasks(build, options)
     model, own = build.manifest.model, build.manifest.geometry
     lengths = tuple(sorted(options.lengths or (_default_length(own, model),)))
-    budgets = tuple(sorted(options.budgets or (typical_layer(own, model).cache_slots,)))
+    budgets = tuple(sorted(options.budgets or (typical_layer(own, model).size,)))
     draft = _systems(build, own.L_max, options, budgets)
     _require_fitting(build, lengths, draft)
     ring = max(system.ring for system in draft)
@@ -255,7 +255,7 @@ def _systems(
     """Those of the options, or the build's own cache alone where it has no traces."""
     manifest, own = build.manifest, build.manifest.geometry
     if not manifest.traces:
-        return [System(own.policy, typical_layer(own, manifest.model).cache_slots, own)]
+        return [System(own.policy, typical_layer(own, manifest.model).size, own)]
     maker = SystemMaker(manifest.model, L_max, own, manifest.prefill_chunk)
     return maker.systems(options.policies, budgets)
 
@@ -301,7 +301,7 @@ def _tokenizer(build: Build) -> Tokenizer:
 def _default_length(own: CacheGeometry, model: ModelFacts) -> int:
     """Half of what the build takes, and more than its cache: the answer needs room too."""
     most = max(1, own.L_max - max(64, own.L_max // 16))
-    return min(most, max(most // 2, typical_layer(own, model).cache_slots + 1))
+    return min(most, max(most // 2, typical_layer(own, model).size + 1))
 
 
 def _require_fitting(build: Build, lengths: tuple[int, ...], systems: list[System]) -> None:
