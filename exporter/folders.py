@@ -85,7 +85,8 @@ def require_files(path: Path) -> None:
     names = _names(folder) if path.is_dir() else [path.name]
     wanted = (f"*{_SAFETENSORS}", f"*{GGUF}", *READ, *CONVERTIBLE)
     read = [name for name in names if any(fnmatch(name, one) for one in wanted)]
-    if dangling := [name for name in read if not (folder / name).exists()]:
+    links = [name for name in read if (folder / name).is_symlink()]
+    if dangling := [name for name in links if not (folder / name).exists()]:
         raise UserError(
             f"{folder / dangling[0]} is a link to {(folder / dangling[0]).readlink()}, which is "
             "not there",

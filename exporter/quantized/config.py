@@ -33,7 +33,7 @@ METHODS: Mapping[str, Callable[[dict[str, Any]], Quantization]] = {
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     """The quantization of a config.json; None without one. Raises UserError for unknown kinds."""
-    if (given := config.get(KEY)) in (None, {}):
+    if (given := config.get(KEY)) is None:
         return None
     kind = given.get("quant_method") if isinstance(given, dict) else None
     if not isinstance(given, dict) or not isinstance(kind, str) or kind not in METHODS:

@@ -49,8 +49,8 @@ def caches(prefix: str, batch: int, slots: int) -> list[TensorSpec]:
     ]
 
 
-def graph(inputs: list[TensorSpec], outputs: list[TensorSpec]) -> GraphEntry:
-    return GraphEntry(file="x.onnx", sha256="", inputs=inputs, outputs=outputs)
+def graph(name: str, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> GraphEntry:
+    return GraphEntry(file=f"{name}.onnx", sha256="", inputs=inputs, outputs=outputs)
 
 
 @pytest.fixture
@@ -59,10 +59,11 @@ def manifest() -> Manifest:
     ids, logits = spec("input_ids", "int64", 1, CHUNK), spec("logits", "float32", 1, 1000)
     query = spec("query_window.0", "bfloat16", 1, 32, 8, 128)
     full = caches("past_key_values", 1, L_MAX)
-    prefill = graph([ids, *full], [logits, *caches("present", 1, L_MAX), query])
-    compress = graph([*full, query], caches("present", 1, SLOTS))
+    prefill = graph("prefill", [ids, *full], [logits, *caches("present", 1, L_MAX), query])
+    compress = graph("compress", [*full, query], caches("present", 1, SLOTS))
     ring = caches("past_key_values", BATCH, SLOTS), caches("present", BATCH, SLOTS)
-    baseline = graph(caches("past_key_values", BATCH, L_MAX), caches("present", BATCH, L_MAX))
+    whole = caches("past_key_values", BATCH, L_MAX), caches("present", BATCH, L_MAX)
+    first = caches("past_key_values", 1, SLOTS), caches("present", 1, SLOTS)
     return Manifest(
         format_version=FORMAT_VERSION,
         model=model_facts(1, head_dim=128),
@@ -76,9 +77,9 @@ def manifest() -> Manifest:
         graphs={
             "prefill": prefill,
             "compress": compress,
-            "decode": graph(*ring),
-            "decode.1": graph(caches("past_key_values", 1, SLOTS), caches("present", 1, SLOTS)),
-            "baseline-decode": baseline,
+            "decode": graph("decode", *ring),
+            "decode.1": graph("decode.1", *first),
+            "baseline-decode": graph("baseline-decode", *whole),
         },
         traces={},
         tensor_parallel=1,
