@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION = "quantization_config"
 _OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-_PACKED = ".qweight"
+_PACKED = ".qweight", ".weight_packed"
 SINGLE_FILE = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
 _DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"

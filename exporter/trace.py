@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from snapexport.contract import names
 from snapexport.errors import UserError
 from snapexport.exporter.architectures import Decoder
+from snapexport.exporter.architectures.config import position_limit
 from snapexport.exporter.batch import BATCH
 from snapexport.exporter.head import logits_of
 from snapexport.exporter.models import hidden_states_of
@@ -64,6 +65,8 @@ class _Prefill(Step):
 
     def forward(self, input_ids: Tensor, past_length: Tensor, chunk_length: Tensor) -> Outputs:
         position_ids = past_length[:, None] + torch.arange(input_ids.shape[1])[None]
+        if not self.decoder.rope:  # a table may end amid the padding of a last block
+            position_ids = position_ids.clamp(max=position_limit(self.decoder.config) - 1)
         hidden = self.run(input_ids, position_ids)
         # The model's own logits_to_keep would transpose the whole chunk, twice.
         logits = self.logits(hidden.index_select(1, chunk_length - 1))

@@ -2,8 +2,8 @@
 
 Both round activations to 8 bits where weights are integers, and read the same buffers. On two cores
 a step of one row of SmolLM2-135M in int8 took ONNX Runtime 18 ms, and OpenVINO 28; in int4 with 16
-rows OpenVINO was faster. They round differently: so one of them takes all steps of a build, and
-neither neighbours nor drafts change what is written.
+rows OpenVINO was faster, in int8 level. They round differently: so one of them takes all steps of a
+build, and neither neighbours nor drafts change what is written.
 """
 
 import logging
@@ -17,7 +17,8 @@ from snapexport.runtime.openvino.backend import OpenVinoBackend
 LOG = logging.getLogger("snapexport.openvino")
 
 _MOST_ROWS = 8
-"""Of builds whose steps ONNX Runtime takes: their batch slots."""
+"""Batch slots of builds whose steps ONNX Runtime takes, where weights have few bits."""
+_FEW_BITS = 8
 
 
 def openvino_backend(
@@ -29,13 +30,13 @@ def openvino_backend(
 ) -> GraphBackend:
     """As `OpenVinoBackend`, but for steps of few rows of integers on the CPU. Raises UserError."""
     openvino = OpenVinoBackend(build, graphs, threads, device, precision)
-    steps = {*graphs.decode.values(), *graphs.verify.values()}
-    has_integers = build.manifest.holds_integers and device in (None, "CPU")
-    if not steps or not has_integers or build.manifest.batch > _MOST_ROWS:
+    steps, manifest = {*graphs.decode.values(), *graphs.verify.values()}, build.manifest
+    is_slower = (manifest.bits_per_weight or 0) < _FEW_BITS and manifest.batch > _MOST_ROWS
+    if not steps or is_slower or not manifest.holds_integers or device not in (None, "CPU"):
         return openvino
     from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 
-    LOG.info("steps run in ONNX Runtime: they have %d rows at most", _MOST_ROWS)
+    LOG.info("steps run in ONNX Runtime, prompts in OpenVINO")
     return _Mixed(openvino, OnnxRuntimeBackend(build, graphs, threads=threads), steps)
 
 

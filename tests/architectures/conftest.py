@@ -7,7 +7,7 @@ import pytest
 from snapexport.build import pipeline
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _compared_by_the_tests() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "verified", lambda *_: None)

@@ -174,6 +174,13 @@ def test_an_adapter_beside_the_weights_is_told(mine: Path) -> None:
     assert resolve(mine) == (ADAPTER_LEFT_OUT,)
 
 
+@pytest.mark.parametrize("part", ["qweight", "weight_packed"])
+def test_packed_weights_without_a_quantization_are_told(part: str, mine: Path) -> None:
+    name = f"model.layers.0.self_attn.q_proj.{part}"
+    save_file(load_file(mine / SINGLE) | {name: np.zeros((8, 8), np.int32)}, mine / SINGLE)
+    assert f"{name}, and config.json has no quantization_config" in refused(mine)
+
+
 @pytest.mark.parametrize("where", ["compression_config", "text_config"])
 def test_a_quantization_is_found_elsewhere_too(where: str, mine: Path) -> None:
     found = {"format": "naive", "config_groups": {}}

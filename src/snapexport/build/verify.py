@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import DIGEST, MANIFEST, REBUILD, GraphEntry
+from snapexport.contract.packed import PackedGraphs
 from snapexport.errors import UserError, first_line
 from snapexport.files.safetensors import TensorSpan, read_header
 
@@ -39,9 +40,11 @@ class Verified:
 def verify(build: Build) -> Verified:
     """Raise UserError for a byte, or a fact of a graph, that is not the manifest's.
 
-    Engines are the caller's to verify.
+    TensorRT's engines are the caller's to verify.
     """
     unhashed = build.verify_weights()
+    if packed := PackedGraphs.of(build.directory):
+        packed.verify(build.directory)
     try:
         import onnx  # noqa: F401
     except ModuleNotFoundError:
@@ -133,6 +136,8 @@ def _other_files(build: Build) -> list[str]:
     for engine in manifest.engines.values():
         known |= {graph.file for graph in engine.graphs.values()}
         known |= {engine.plugins.file} if engine.plugins else set()
+    if packed := PackedGraphs.of(build.directory):
+        known.update(packed.files)
     found = (path for path in build.directory.rglob("*") if not path.is_dir() or path.is_symlink())
     names = sorted(path.relative_to(build.directory).as_posix() for path in found)
     return [name for name in names if name not in known]

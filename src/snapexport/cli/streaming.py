@@ -104,5 +104,8 @@ def stream(
                 pass
     answer.finish_reason = answer.finish_reason or "cancelled"
     if answer.finish_reason == "error":
-        raise UserError("the model's logits are not finite", "build it again with --dtype fp32")
+        raise UserError(
+            "the model's logits are not finite",
+            "run `snapexport inspect BUILD --verify`; a build in 16 bits may need --dtype fp32",
+        )
     return answer

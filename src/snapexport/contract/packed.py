@@ -62,13 +62,32 @@ class PackedGraphs(Strict):
             return None
         if found.source != manifest.graphs[graph].sha256:
             return None
-        paths = {one: build / one.file for one in (found, self.weights)}
-        for one, path in paths.items():
-            if not path.is_file() or path.stat().st_size != one.size:
-                raise UserError(f"{path} is not the file that was packed", AGAIN)
-        if sha256_of(paths[found]) != found.sha256:
-            raise UserError(f"{paths[found]} is not the file that was packed", AGAIN)
-        return paths[found]
+        _require_size(build, self.weights)
+        _require_bytes(build, found)
+        return build / found.file
+
+    @property
+    def files(self) -> list[str]:
+        """All of them, with the record."""
+        own = [one.file for one in (*self.graphs.values(), self.weights)]
+        return [f"{ENGINES}/{FOLDER}/{RECORD}", *own]
+
+    def verify(self, build: Path) -> None:
+        """Raise UserError for a byte that is not as it was packed."""
+        for one in (*self.graphs.values(), self.weights):
+            _require_bytes(build, one)
+
+
+def _require_size(build: Path, one: EngineFile) -> None:
+    path = build / one.file
+    if not path.is_file() or path.stat().st_size != one.size:
+        raise UserError(f"{path} is not the file that was packed", AGAIN)
+
+
+def _require_bytes(build: Path, one: EngineFile) -> None:
+    _require_size(build, one)
+    if sha256_of(build / one.file) != one.sha256:
+        raise UserError(f"{build / one.file} is not the file that was packed", AGAIN)
 
 
 def folder(build: Path) -> Path:

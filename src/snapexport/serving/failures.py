@@ -28,7 +28,7 @@ class GenerationError(Exception):
 CANCELLED = Failure("the request was cancelled by its client", "cancelled")
 STOPPING = Failure("the server is shutting down", "stopping")
 NOT_FINITE = Failure(
-    "the model's logits are not finite (build it again with --dtype fp32)", "internal"
+    "the model's logits are not finite (a build in 16 bits may need --dtype fp32)", "internal"
 )
 
 

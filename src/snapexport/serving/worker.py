@@ -164,8 +164,8 @@ class Worker(Generic[Active]):
             if now > active.deadline:
                 self._cancel(active, late(active.timeout))
         deltas = self._llm.step()
-        now = time.monotonic()
         self._note_started(now)
+        now = time.monotonic()
         known = [delta for delta in deltas if delta.request_id in self._live]
         return [self._event(delta, now) for delta in known]
 
@@ -205,6 +205,7 @@ class Worker(Generic[Active]):
             self._log(traceback.format_exc())
 
     def _note_started(self, now: float) -> None:
+        """Those that no longer wait began with the step, at `now`, which may be a whole prefill."""
         waiting = self._llm.waiting
         for request_id, active in self._live.items():
             if active.started is None and request_id not in waiting:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from snapexport.build import build
+from snapexport.build.verify import verify
 from snapexport.cli.app import main
 from snapexport.contract import packed
 from snapexport.contract.build_directory import Build
@@ -67,6 +68,17 @@ def test_broken_files_are_refused(copied: Path, name: str) -> None:
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(UserError, match=r"not the file that was packed|is not valid"):
         logits(copied)
+
+
+def test_verification_reads_every_packed_byte(copied: Path) -> None:
+    build = Build.open(copied)
+    assert not [name for name in verify(build).other_files if "onnxruntime" in name]
+    file = copied / "engines" / "onnxruntime" / "weights.bin"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"weights\.bin is not the file that was packed"):
+        verify(build)
 
 
 def test_packing_again_needs_overwrite(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,12 +61,14 @@ def logits(made: Build) -> Any:
     return executor.prefill_prompt(0, PROMPT).logits.copy()
 
 
-@pytest.mark.parametrize(("batch", "is_same"), [(8, True), (9, False)])
+@pytest.mark.parametrize(
+    ("weights", "batch", "is_same"), [("int8", 9, True), ("int4", 8, True), ("int4", 9, False)]
+)
 def test_one_engine_takes_all_steps_of_a_build(
-    batch: int, is_same: bool, checkpoint: Path, tmp_path: Path
+    weights: str, batch: int, is_same: bool, checkpoint: Path, tmp_path: Path
 ) -> None:
     options = OPTIONS | {"policy": "snapstream", "kv_budget": 24, "decode_batches": (2,)}
-    made = build(checkpoint, tmp_path / "b", **options, weights="int8", batch=batch)
+    made = build(checkpoint, tmp_path / "b", **options, weights=weights, batch=batch)
     ours, other = (
         LLM(made.directory, backend=backend, threads=1).executor
         for backend in ("openvino", "onnxruntime")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from snapexport import LLM, SamplingParams
+from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from tests.oracle import cases
 from tests.oracle.cases import Case
@@ -41,6 +42,16 @@ def test_an_output_is_compressed_as_turns_are(case: Case, length: int) -> None:
     assert list(answer.token_ids) == in_turns(prompt, 47, case)
     (other,) = llm(case).generate([prompt], params)
     assert other.token_ids != answer.token_ids, "the test's output has to depend on what is kept"
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_a_table_of_positions_is_not_read_beyond_its_end(family: str) -> None:
+    case = Case(family, extend=True)
+    last = Build.open(cases.built(case).directory).manifest.model.max_position_embeddings
+    prompt = list(cases.prompt(last - 8))
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    (answer,) = llm(case, compress_every=2).generate([prompt], params)
+    assert (answer.finish_reason, len(answer.token_ids)) == ("length", 9)
 
 
 @pytest.mark.parametrize("prefill", ["chunks", "blocks"])

@@ -185,7 +185,7 @@ class TritonModel:
         if status != 200:
             raise UserError(
                 f"the server at {self.address} has no model '{self.model}' that is ready",
-                "give its name: --server-model NAME",
+                "give its name, --server-model NAME; the server has to be Triton, not `serve`",
             )
 
     def drive(self, workload: Workload, clock: Clock) -> list[Exchange]:
