@@ -160,6 +160,23 @@ def test_the_table_of_the_gpu_is_that_of_the_results() -> None:
         assert f"| {context:,} | {' | '.join(times)} |" in prose
 
 
+def functions() -> bool:
+    rows = report("quality", "qwen_tasks_4000")["results"]
+    at: Row = {"task": "function", "samples": 8}
+    full, own = found(rows, system="full", **at), found(rows, system="snapstream", slots=1024, **at)
+    return (8 * full["score"], 8 * own["score"]) == (6, 0)
+
+
+def blocks() -> bool:
+    rows = report("quality", "blocks")
+    found_of = {
+        (row["build"], row["way"]): row["found"]
+        for row in rows
+        if row["task"] == "niah_single" and row["build"] in ("smollm2.build", "qwen.build")
+    }
+    return list(found_of.values()) == [20, 19, 20, 20]
+
+
 CLAIMS: dict[str, Callable[[], bool]] = {
     "loses .05 to .12 nats a token of running text**, an eighth .10 to .29": text_at_a_quarter,
     "The full cache's own loss is 2.3 to 2.5 nats a token": full_cache,
@@ -175,6 +192,9 @@ CLAIMS: dict[str, Callable[[], bool]] = {
     "four words loses nothing, one of twelve words 22 nats": long_answers,
     "`--cache-dtype int8` costs .005 nats a token at most": int8_caches,
     "a median of 7 tokens": free_answers,
+    "a named function 6 times of 8 with the full cache, and 0 times with a quarter": functions,
+    "19 of 20 at 1/8 of 2,048 tokens on SmolLM2 (chunks 20), 20 of 20 at 1/8 of 4,000 on "
+    "Qwen2.5-Coder (20)": blocks,
     "`int8` cost less than .01 nats a token.** `int4` costs .14": close_to_whole,
     "`int4` loses less than Q4_0 and onnxruntime-genai's int4, in fewer bits": four_bits,
     "Q4_K_M loses less, in 6.16 bits": six_bits,

@@ -238,11 +238,11 @@ def lost(name: str, length: int, system: str, share: int) -> Row:
 
 
 def texts() -> Iterator[str]:
-    """Nats lost a token of running text, by model, prompt and cache."""
-    for (model, length, name), cache in product(TEXTS, ("SnapStream", "streaming")):
-        cells = (lost(name, length, CACHES[cache], share) for share in (4, 8, 16))
-        shown = (mean(row["losses"]) if row else "" for row in cells)
-        yield line(model, f"{length:,}", cache, *shown)
+    """Nats lost a token of running text, by model, prompt, share and cache."""
+    for model, length, name in TEXTS:
+        shown = product((4, 8, 16), ("snapstream", "streaming"))
+        cells = (lost(name, length, system, share) for share, system in shown)
+        yield line(model, f"{length:,}", *(mean(row["losses"]) if row else "" for row in cells))
 
 
 def cost_by_budget() -> Iterator[str]:
@@ -276,14 +276,15 @@ NUMBER, OF_MANY = "a number", "one of many numbers"
 AFTERWARDS = "a number, question after compression"
 ASKED = [
     Asked(NUMBER, SMOL, 2048, ("real_model_needles", "real_model_needles_128")),
-    Asked(NUMBER, SMOL, 4096, ("real_model_needles_4096",)),
     Asked(NUMBER, SMOL, 8000, ("real_model_needles_8000",)),
     Asked(NUMBER, QWEN, 2048, ("qwen_niah",)),
     Asked(NUMBER, QWEN, 4000, ("qwen_niah_4000",)),
     Asked(NUMBER, QWEN, 8000, ("qwen_niah_8000",)),
     Asked(NUMBER, QWEN, 16000, ("qwen_niah_16000",)),
     Asked(OF_MANY, QWEN, 4000, ("qwen_niah_4000",), task="niah_multikey"),
-    Asked(AFTERWARDS, SMOL, 2048, ("real_model_agnostic_2048",), mode="agnostic"),
+    Asked("four numbers", QWEN, 4000, ("qwen_tasks_4000",), task="niah_multiquery"),
+    Asked("names of a value", QWEN, 4000, ("qwen_tasks_4000",), task="vt"),
+    Asked("a function", QWEN, 4000, ("qwen_tasks_4000",), task="function"),
     Asked(AFTERWARDS, SMOL, 4096, ("real_model_agnostic_4096",), mode="agnostic"),
     Asked(AFTERWARDS, QWEN, 4000, ("qwen_agnostic_4000",), mode="agnostic"),
 ]
@@ -292,7 +293,7 @@ ASKED = [
 def asked() -> Iterator[str]:
     """The share of prompts answered, by question, model, prompt, cache and budget."""
     for one in ASKED:
-        ours = (one.share("snapstream", part) for part in (4, 8, 16, 32))
+        ours = (one.share("snapstream", part) for part in (4, 8, 16))
         others = (one.share(system, 4) for system in ("streaming", "snapkv"))
         least = (one.share(system, 16) for system in ("streaming", "snapkv"))
         cells = (one.share("full"), *ours, *others, *least)

@@ -36,6 +36,7 @@ from tools.studies.speed.from_gguf import checkpoint_of
 FAR = tuple(1 << n for n in range(17))
 NEAR = tuple(range(1, 513))
 VOTE = {"vote": "sum-squares", "softmax": "causal"}
+WINDOW = "the window's vote"
 
 
 @dataclass(frozen=True)
@@ -94,13 +95,18 @@ def trigonometric(heads: Heads, layer: LayerGeometry, known: Queries, theta: flo
     return standard(scores).reshape(-1, group, scores.shape[-1]).amax(1)
 
 
-def expected(heads: Heads, layer: LayerGeometry, known: Queries, theta: float) -> Tensor:
-    """Expected Attention's scores [Hkv,n], from means alone."""
+def attention_to(heads: Heads, layer: LayerGeometry, known: Queries, theta: float) -> Tensor:
+    """The attention [Hkv,n] that the mean query pays, of the positions that can be kept."""
     length, dim = heads.keys.shape[1:]
     after = turns([length - 1 + step for step in NEAR], dim, theta).mean(0)
     attention = (dots(heads, layer, known.mean, after) * heads.scale).softmax(-1)
+    return attention.reshape(heads.keys.shape[0], -1, attention.shape[-1]).mean(1)
+
+
+def expected(heads: Heads, layer: LayerGeometry, known: Queries, theta: float) -> Tensor:
+    """Expected Attention's scores [Hkv,n], from means alone."""
     norms = eligible(heads.values, heads, layer).double().square().sum(-1).sqrt()
-    return attention.reshape(norms.shape[0], -1, norms.shape[1]).mean(1) * norms
+    return attention_to(heads, layer, known, theta) * norms
 
 
 def standard(scores: Tensor) -> Tensor:
@@ -111,16 +117,16 @@ def standard(scores: Tensor) -> Tensor:
 def choices(
     heads: Heads, layer: LayerGeometry, known: Queries, theta: float
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and what each keeps, bool [Hkv,n]."""
+    """Names and scores, [Hkv,n]."""
     vote = scored(heads, layer, pool_kernel=31, **VOTE)
-    yield "no vote", torch.zeros_like(vote, dtype=torch.bool)
-    yield "the window's vote", best(vote, layer.K)
+    yield WINDOW, vote
+    yield f"{WINDOW}, not pooled", scored(heads, layer, pool_kernel=1, **VOTE)
+    yield "expected, without norms", attention_to(heads, layer, known, theta)
     for name, scores in (("trigonometric", trigonometric), ("expected", expected)):
         one = scores(heads, layer, known, theta)
-        yield name, best(one, layer.K)
-        yield f"{name}, pooled", best(pooled(one), layer.K)
-        both = standard(vote) + standard(pooled(one))
-        yield f"the window's vote + {name}, pooled", best(both, layer.K)
+        yield name, one
+        yield f"{name}, pooled", pooled(one)
+        yield f"{WINDOW} + {name}, pooled", standard(vote) + standard(pooled(one))
 
 
 def late(grid: Grid) -> Iterator[tuple[Sample, int]]:
@@ -148,9 +154,11 @@ def measured(
             continue
         masks: dict[str, list[Tensor]] = {}
         for heads, layer, queries in zip(prefilled, system.geometry.layers, known, strict=True):
-            for name, kept in choices(heads, layer, queries, theta):
-                mask = simulated.held(heads, layer, kept, count)
-                masks.setdefault(name, []).append(mask)
+            for name, scores in choices(heads, layer, queries, theta):
+                kept = best(scores, layer.K)
+                masks.setdefault(name, []).append(simulated.held(heads, layer, kept, count))
+            none = torch.zeros_like(kept)
+            masks.setdefault("no vote", []).append(simulated.held(heads, layer, none, count))
         for name, each in masks.items():
             yield simulated.row(sample, name, system.slots, nats(each))
 

@@ -1,5 +1,7 @@
 """`quality/calibrated_votes.py`: its scores against RoPE as transformers applies it."""
 
+import argparse
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from snapexport.contract.layer_geometry import LayerGeometry
+from tools.studies.quality.calibrated_outputs import UNCOMPRESSED, along
 from tools.studies.quality.calibrated_votes import (
     FAR,
     NEAR,
@@ -66,9 +69,23 @@ def test_scores_of_steady_queries_are_their_products_with_the_keys(way: str) -> 
     torch.testing.assert_close(found.float(), want, atol=2e-3, rtol=1e-3)
 
 
-def test_every_choice_fills_the_slots() -> None:
+def test_every_choice_scores_what_can_be_kept() -> None:
     states, _ = heads()
     (known,) = calibrated([states], THETA)
-    for name, kept in choices(states, LAYER, known, THETA):
-        assert kept.shape == (2, LENGTH - 12)
-        assert int(kept.sum()) == (0 if name == "no vote" else 2 * LAYER.K)
+    for _, scores in choices(states, LAYER, known, THETA):
+        assert scores.shape == (2, LENGTH - 12)
+        assert torch.isfinite(scores).all()
+
+
+def test_an_output_is_compressed_from_what_was_kept_and_what_left_the_ring() -> None:
+    states, _ = heads()
+    (known,) = calibrated([states], THETA)
+    given = argparse.Namespace(prompt=27, every=4, window=2)
+    for name, seen in along(states, LAYER, known, THETA, given).items():
+        assert seen.shape == (2, LENGTH - 1 - 27, LENGTH - 1)
+        for row, now in enumerate(range(27, LENGTH - 1)):
+            assert not seen[:, row, now + 1 :].any()
+            assert (seen[:, row].sum(-1) == LAYER.size).all()
+            if row and name != UNCOMPRESSED:
+                before = seen[:, row - 1] | (torch.arange(LENGTH - 1) == now)
+                assert not (seen[:, row] & ~before).any() or row % 4 == 0
