@@ -21,13 +21,18 @@ from torch.nn.functional import pad
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.layer_geometry import LayerGeometry
-from snapexport.measure.eval.documents import read_documents
 from snapexport.measure.eval.grid import Grid, make_grid
 from snapexport.measure.eval.options import EvalOptions
 from tools.studies.quality import vote_variants as simulated
-from tools.studies.quality.calibrated_votes import WINDOW, Queries, calibrated, choices
+from tools.studies.quality.calibrated_votes import (
+    WINDOW,
+    Queries,
+    calibrated,
+    choices,
+    first_tokens,
+    folder_and_theta,
+)
 from tools.studies.quality.vote_variants import Heads, Model, Row, Sample, best
-from tools.studies.speed.from_gguf import checkpoint_of
 
 UNCOMPRESSED = "the output is not compressed"
 
@@ -109,13 +114,8 @@ def main() -> None:
         continuation=given.output,
     )
     grid = make_grid(Build.open(given.build), options)
-    checkpoint: Path = given.checkpoint
-    if checkpoint.suffix == ".gguf":
-        checkpoint = checkpoint_of(checkpoint, checkpoint.parent / "checkpoints")
-    config = json.loads((checkpoint / "config.json").read_text())
-    theta = float((config.get("rope_parameters") or config)["rope_theta"])
-    text = "".join(document.text for document in read_documents(given.calibration))
-    ids = grid.requests.tokenizer.encode(text).ids[: given.tokens]
+    checkpoint, theta = folder_and_theta(given.checkpoint)
+    ids = first_tokens(grid, given.calibration, given.tokens)
     model = Model(checkpoint, given.tokens + given.prompt + given.output)
     known = calibrated(model.prefill(ids), theta)
     rows: list[Row] = []

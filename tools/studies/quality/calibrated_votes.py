@@ -163,6 +163,21 @@ def measured(
             yield simulated.row(sample, name, system.slots, nats(each))
 
 
+def folder_and_theta(checkpoint: Path) -> tuple[Path, float]:
+    """A folder for transformers, which is made of a GGUF file, and its RoPE's base."""
+    if checkpoint.suffix == ".gguf":
+        checkpoint = checkpoint_of(checkpoint, checkpoint.parent / "checkpoints")
+    config = json.loads((checkpoint / "config.json").read_text())
+    return checkpoint, float((config.get("rope_parameters") or config)["rope_theta"])
+
+
+def first_tokens(grid: Grid, texts: Sequence[Path], count: int) -> list[int]:
+    """Of texts, joined."""
+    text = "".join(document.text for document in read_documents(texts))
+    ids: list[int] = grid.requests.tokenizer.encode(text).ids
+    return ids[:count]
+
+
 def main() -> None:
     """Calibrate, then measure every sample and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -188,13 +203,8 @@ def main() -> None:
         seed=given.seed,
     )
     grid = make_grid(Build.open(given.build), options)
-    checkpoint: Path = given.checkpoint
-    if checkpoint.suffix == ".gguf":
-        checkpoint = checkpoint_of(checkpoint, checkpoint.parent / "checkpoints")
-    config = json.loads((checkpoint / "config.json").read_text())
-    theta = float((config.get("rope_parameters") or config)["rope_theta"])
-    text = "".join(document.text for document in read_documents(given.calibration))
-    ids = grid.requests.tokenizer.encode(text).ids[: given.tokens]
+    checkpoint, theta = folder_and_theta(given.checkpoint)
+    ids = first_tokens(grid, given.calibration, given.tokens)
     known = calibrated(Model(checkpoint, len(ids)).prefill(ids), theta)
     model = Model(checkpoint, grid.build.manifest.geometry.vote.L_obs)
     rows: list[Row] = []
