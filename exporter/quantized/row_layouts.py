@@ -96,10 +96,11 @@ class Fp4Rows(StoredRows):
             powers[stored == _E8M0_NAN] = np.nan
             return powers
         scales = stored.astype(np.float32)
-        if self.divisor is not None:
-            scales = scales / self._whole(self.divisor)
-        if self.factor is not None:
-            scales = scales * self._whole(self.factor)
+        with np.errstate(over="ignore"):  # an infinite scale is refused by whoever reads it
+            if self.divisor is not None:
+                scales = scales / self._whole(self.divisor)
+            if self.factor is not None:
+                scales = scales * self._whole(self.factor)
         return scales * np.float32(0.5)
 
     @property

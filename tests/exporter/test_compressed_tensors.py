@@ -282,6 +282,14 @@ def test_a_global_scale_that_is_no_positive_number_is_refused(value: float, tmp_
         values(opened(parts, NVFP4, tmp_path))
 
 
+def test_scales_that_are_too_large_together_are_refused(tmp_path: Path) -> None:
+    weight = Fp4(32, 32, 16)
+    parts: Arrays = {"x.weight": weight.bytes, "x.weight_scale": np.full_like(weight.e4m3, 448)}
+    parts["x.weight_scale_2"] = np.array(3e38, np.float32)
+    with pytest.raises(UserError, match="NaN or infinite"), np.errstate(over="raise"):
+        values(opened(parts, NVFP4, tmp_path))
+
+
 def test_parts_that_change_a_layer_are_refused(tmp_path: Path) -> None:
     weight = Fp4(32, 32, 16)
     parts: Arrays = {"x.weight": weight.bytes, "x.weight_scale": weight.e4m3}
