@@ -54,8 +54,8 @@ class Checkpoint:
         opened = cls.of_configs(path, {})
         folders.require_readable_layout(path, opened.config)
         require_known(opened.config)
-        left = (folders.ADAPTER_LEFT_OUT,) if folders.has_adapter(path) else ()
-        return _dequantized(replace(opened, tensors=_tensors(path), told=left))
+        told = folders.left_out(path)
+        return _dequantized(replace(opened, tensors=_tensors(path), told=told))
 
     @classmethod
     def of_configs(cls, directory: Path, tensors: "Mapping[str, Tensor]") -> "Checkpoint":
@@ -82,13 +82,13 @@ def _with_quantization(config: dict[str, Any], directory: Path) -> dict[str, Any
     """
     if config.get(QUANTIZATION) is not None:
         return config
-    text, older = config.get("text_config"), config.get("compression_config")
-    found: object = text.get(QUANTIZATION) if isinstance(text, dict) else None
-    if isinstance(older, dict):
-        found = older | {"quant_method": "compressed-tensors"}
     if (beside := directory / MODELOPT_CONFIG).is_file():
-        found = {"quant_method": "modelopt", **_read(beside)}
-    return config | {QUANTIZATION: found} if found else config
+        return config | {QUANTIZATION: {"quant_method": "modelopt", **_read(beside)}}
+    if isinstance(older := config.get("compression_config"), dict):
+        return config | {QUANTIZATION: older | {"quant_method": "compressed-tensors"}}
+    text = config.get("text_config")
+    found = text.get(QUANTIZATION) if isinstance(text, dict) else None
+    return config if found is None else config | {QUANTIZATION: found}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -24,7 +24,6 @@ _MOST_NAMES = 1 << 12
 _SHARD = re.compile(r".+-([0-9]{5})-of-([0-9]{5})\.safetensors")
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
-ADAPTER_LEFT_OUT = f"left out: the LoRA adapter of {_ADAPTER}, which is to be merged first"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SAVE = (
     "write it with transformers: AutoModelForCausalLM.from_pretrained(FOLDER)"
@@ -150,9 +149,11 @@ def require_gguf(path: Path) -> None:
             raise UserError(f"{path} is not a GGUF file: it is {kind.what}", kind.hint)
 
 
-def has_adapter(folder: Path) -> bool:
-    """Whether an adapter lies in a folder, which transformers with peft would apply."""
-    return (folder / _ADAPTER).is_file()
+def left_out(folder: Path) -> tuple[str, ...]:
+    """What a build tells of an adapter beside the weights, which transformers with peft applies."""
+    if not (folder / _ADAPTER).is_file():
+        return ()
+    return (f"left out: the LoRA adapter of {_ADAPTER}, which is to be merged first",)
 
 
 def require_readable_layout(folder: Path, config: dict[str, object]) -> None:

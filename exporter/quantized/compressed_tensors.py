@@ -75,8 +75,9 @@ class CompressedTensors(Quantization):
         """Of quantization_config without its method. Raises UserError."""
         groups, caches = given.pop("config_groups", None), given.pop("kv_cache_scheme", None)
         require_names("ignore", given.pop("ignore", None))
-        if _is_dense(given.get("sparsity_config")):
-            given.pop("sparsity_config")
+        sparsity = given.get("sparsity_config")
+        if isinstance(sparsity, dict) and sparsity.get("format") == "dense":
+            del given["sparsity_config"]
         if not isinstance(groups, dict):
             raise UserError(f"{KEY}: config_groups is no table of groups", "correct config.json")
         require_values(cls.kind, given, _VALUES, _NEUTRAL)
@@ -111,10 +112,6 @@ class CompressedTensors(Quantization):
         if refusals:
             raise refusals[0]
         raise UserError(f"no group of {KEY} says how {stem} is quantized", "correct config.json")
-
-
-def _is_dense(given: object) -> bool:
-    return isinstance(given, dict) and given.get("format") == "dense"
 
 
 def _by_scheme(stem: str, parts: Parts, scheme: Scheme) -> Tensor:

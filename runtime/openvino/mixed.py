@@ -17,8 +17,9 @@ from snapexport.runtime.openvino.backend import OpenVinoBackend
 LOG = logging.getLogger("snapexport.openvino")
 
 _MOST_ROWS = 8
-"""Batch slots of builds whose steps ONNX Runtime takes, where weights have few bits."""
+"""Batch slots up to which ONNX Runtime is faster, or as fast, for weights of few bits."""
 _FEW_BITS = 8
+"""Bits a weight from which it is so for any number of batch slots."""
 
 
 def openvino_backend(
@@ -28,11 +29,12 @@ def openvino_backend(
     device: str | None = None,
     precision: str | None = None,
 ) -> GraphBackend:
-    """As `OpenVinoBackend`, but for steps of few rows of integers on the CPU. Raises UserError."""
+    """As `OpenVinoBackend`, but for steps that ONNX Runtime takes faster. Raises UserError."""
     openvino = OpenVinoBackend(build, graphs, threads, device, precision)
     steps, manifest = {*graphs.decode.values(), *graphs.verify.values()}, build.manifest
-    is_slower = (manifest.bits_per_weight or 0) < _FEW_BITS and manifest.batch > _MOST_ROWS
-    if not steps or is_slower or not manifest.holds_integers or device not in (None, "CPU"):
+    few_bits = (manifest.bits_per_weight or 0) < _FEW_BITS
+    on_cpu = manifest.holds_integers and device in (None, "CPU")
+    if not steps or not on_cpu or (few_bits and manifest.batch > _MOST_ROWS):
         return openvino
     from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 

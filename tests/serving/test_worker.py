@@ -25,13 +25,13 @@ class Bench:
         self.llm = LLM.from_executor(self.engine)
         self.logged: list[str] = []
         self.events: queue.Queue[list[tuple[ActiveRequest, Event]]] = queue.Queue(32)
-        self.observed: list[str] = []
+        self.observed: list[tuple[str, float]] = []
         self.worker: Worker[ActiveRequest] = Worker(
             self.llm,
             self.events.put,
             PENDING,
             self.logged.append,
-            lambda name, _: self.observed.append(name),
+            lambda *seen: self.observed.append(seen),
         )
         self.counters = self.worker.counters
 
@@ -85,9 +85,19 @@ def test_each_token_is_an_event(bench: Bench) -> None:
     counters = bench.counters
     assert counters.requests_finished_total == 2
     assert (counters.prompt_tokens_total, counters.generated_tokens_total) == (12, 14)
-    assert sorted(bench.observed) == sorted(
+    assert sorted(name for name, _ in bench.observed) == sorted(
         2 * ["queue_seconds", "time_to_first_token_seconds", "time_per_output_token_seconds"]
     )
+
+
+def test_prefill_is_no_time_in_the_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, active = bench.llm.step, bench.request(6, 1)
+    monkeypatch.setattr(bench.llm, "step", lambda: time.sleep(0.2) or step())
+    bench.worker.start()
+    assert bench.worker.accept(active) is None
+    bench.events_of(active)
+    seconds = dict(bench.observed)
+    assert seconds["queue_seconds"] < 0.1 < seconds["time_to_first_token_seconds"]
 
 
 def test_requests_over_slots_and_max_pending_are_refused(bench: Bench) -> None:

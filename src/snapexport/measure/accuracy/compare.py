@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import onnxruntime
 import transformers
 from polygraphy.comparator import Comparator
 from polygraphy.logger import G_LOGGER
@@ -19,8 +18,7 @@ from snapexport.measure.accuracy.sequence import feed
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the libraries: ONNX Runtime warns about every cache that it has to copy."""
-    onnxruntime.set_default_logger_severity(3)
+    """Silences the libraries."""
     transformers.utils.logging.disable_progress_bar()
     with quiet(), G_LOGGER.verbosity(G_LOGGER.CRITICAL):
         yield
