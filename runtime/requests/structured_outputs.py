@@ -54,6 +54,9 @@ class StructuredOutputs:
                 f"structured_outputs has {what}",
                 "give one of json, regex, choice, grammar and json_object",
             )
+        for name in "json_object", "lenient", "writes_json":
+            if not isinstance(value := getattr(self, name), bool | None):
+                raise UserError(f"{name} {value!r:.200} cannot be used", "give True or False")
         if self.json is not None and not isinstance(self.json, str):
             object.__setattr__(self, "json", _as_json(self.json))
         if self.choice is not None:
@@ -93,10 +96,12 @@ class StructuredOutputs:
 
 
 def _as_json(schema: object) -> str:
+    hint = "give a schema, as an object of JSON's types or as its text"
+    if not isinstance(schema, Mapping):
+        raise UserError(f"json {schema!r:.200} cannot be used", hint)
     try:
         return json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        hint = "give an object of JSON's types"
         raise UserError(f"the schema is not JSON: {error}", hint) from None
 
 

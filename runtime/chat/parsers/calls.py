@@ -1,7 +1,8 @@
 """Makes tool calls of parsed JSON, in the shapes that models write."""
 
 import json
-from typing import Any
+from math import isfinite
+from typing import Any, NoReturn
 
 from snapexport.runtime.chat.parsers.parser import Call, CallArguments, CallEnded
 
@@ -58,17 +59,21 @@ class ArgumentsText:
 
 
 def loaded(text: str) -> Any:
-    """The value of a JSON text; None if it is none."""
+    """The value of a JSON text; None if it is none, or has a number that no double can be."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
 
 
 def dumped(value: Any) -> str:
-    """The JSON text of a value."""
-    return json.dumps(value, ensure_ascii=False)
+    """The JSON text of a value. Raises ValueError for a number that JSON doesn't have."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _refuse(constant: str) -> None:
+def _finite(number: str) -> float:
+    return value if isfinite(value := float(number)) else _refuse(number)
+
+
+def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")

@@ -9,7 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from snapexport.errors import UserError
 from snapexport.runtime.chat.parsers.parser import Tools
+from snapexport.runtime.requests.grammars.acceptable import acceptable
 from snapexport.runtime.requests.grammars.closed_objects import closed
 
 NO_PARAMETERS: Mapping[str, Any] = {
@@ -46,6 +48,7 @@ def calls_grammar(
     """The grammar of one call of any of the tools, or of several if the family has a form for it.
 
     strict: refuse what can't be enforced. added: the tokenizer's added tokens by their texts.
+    Raises UserError.
     """
     more = ""
     if several and wrap.separator is not None:
@@ -61,13 +64,26 @@ def calls_grammar(
         options: dict[str, Any] = {"whitespace_pattern": _SPACES}
         if name not in strict:
             options |= {"lenient": True, "coerce_one_of": True}
-        known = closed({"type": "object", **(schema or NO_PARAMETERS)})
+        known = acceptable(closed(_of_object(name, schema)), name not in strict)
         arguments = known | {"x-guidance": options}
         before = written(f"{wrap.before}{name}{wrap.between}", added)
         after = written(wrap.after, added)
         rules.append(f"call{index}: {before} arguments{index} {after}")
-        rules.append(f"arguments{index}: %json {json.dumps(arguments)}")
+        rules.append(f"arguments{index}: %json {json.dumps(arguments)} // {_of(name)}")
     return "\n".join(rules)
+
+
+def _of_object(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of arguments. Raises UserError for one that no object matches."""
+    known = schema or NO_PARAMETERS
+    kind = known.get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        raise UserError(f"{_of(name)} must be an object", 'say "type": "object" in their schema')
+    return {**known, "type": "object"}
+
+
+def _of(name: str) -> str:
+    return f"parameters of {json.dumps(name)}"
 
 
 def written(text: str, added: Mapping[str, int]) -> str:

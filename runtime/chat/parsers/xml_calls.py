@@ -5,10 +5,11 @@ their ends.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from snapexport.runtime.chat.parsers.calls import dumped, loaded
+from snapexport.runtime.chat.parsers.json_types import TEXT, Typed, Types, type_of
 from snapexport.runtime.chat.parsers.parser import (
     Call,
     CallArguments,
@@ -48,8 +49,8 @@ class XmlReader:
     def __init__(self, tools: Tools) -> None:
         self._tools, self._searched = tools, 0
         self._stage: Callable[[str], Found | None] = self._read_beginning
-        self._schemas: dict[str, Any] = {}
-        self._schema: Any = None
+        self._parameters = _Parameters({})
+        self._types = TEXT
         self._is_at_start = True
 
     def read(self, text: str) -> Found | None:
@@ -63,13 +64,12 @@ class XmlReader:
         if self._stage == self._read_beginning or not text:
             return ()
         rest = text.removeprefix("\n") if self._is_at_start else text
-        return [CallArguments(_escaped(rest) if _is_text(self._schema) else rest)]
+        return [CallArguments(_escaped(rest) if self._types == TEXT else rest)]
 
     def _read_beginning(self, text: str) -> Found | None:
         match = _BEGINNING.match(text[:MOST_HEAD])
         if match and match[1] in self._tools:
-            properties = self._tools[match[1]].get("properties")
-            self._schemas = properties if isinstance(properties, dict) else {}
+            self._parameters = _Parameters(self._tools[match[1]])
             return self._begun(match, "{", [CallBegun(match[1])])
         if len(text) > MOST_HEAD and not _HEAD.match(text):
             return Found(1)
@@ -82,20 +82,19 @@ class XmlReader:
         head = _HEAD.match(text)
         if head is None:
             return ()
-        properties = self._tools.get(head[1], {}).get("properties")
-        known = properties if isinstance(properties, dict) else {}
+        known = _Parameters(self._tools.get(head[1], {}))
         arguments, at = {}, head.end()
         while match := _PARAMETER.match(text, at):
-            arguments[match[1]] = _value(match[2], known.get(match[1]))
+            arguments[match[1]] = _value(match[2], known.types(match[1]))
             at = match.end()
         return () if text[at:].strip() else (Call(head[1], dumped(arguments)),)
 
     def _begun(self, match: re.Match[str], before: str, events: Sequence[CallEvent]) -> Found:
         """Begin a value after its key."""
-        self._schema = self._schemas.get(match["key"])
+        self._types = self._parameters.types(match["key"])
         self._searched, self._is_at_start = 0, True
-        self._stage = self._read_text if _is_text(self._schema) else self._read_value
-        quote = '"' if _is_text(self._schema) else ""
+        self._stage = self._read_text if self._types == TEXT else self._read_value
+        quote = '"' if self._types == TEXT else ""
         key = CallArguments(f"{before}{dumped(match['key'])}: {quote}")
         return Found(match.end(), [*events, key], goes_on=True)
 
@@ -117,7 +116,7 @@ class XmlReader:
         if match is None:
             return None
         self._stage = self._read_between
-        value = _value(text[: match.start()].removeprefix("\n"), self._schema)
+        value = _value(text[: match.start()].removeprefix("\n"), self._types)
         return Found(match.end(), [CallArguments(dumped(value))], goes_on=True)
 
     def _read_between(self, text: str) -> Found | None:
@@ -131,9 +130,17 @@ class XmlReader:
         return Found(0, [CallEnded(is_valid=False)])
 
 
-def _is_text(schema: Any) -> bool:
-    """Whether the schema wants a text or says nothing."""
-    return schema is None or (isinstance(schema, dict) and schema.get("type") == "string")
+class _Parameters:
+    """The types of a tool's parameters."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        properties = schema.get("properties")
+        self._schemas = properties if isinstance(properties, dict) else {}
+        self._typed = Typed(schema)
+
+    def types(self, key: str) -> Types:
+        """Text where the tool doesn't know the parameter."""
+        return TEXT if self._schemas.get(key) is None else self._typed.of(self._schemas[key])
 
 
 def _escaped(text: str) -> str:
@@ -141,16 +148,13 @@ def _escaped(text: str) -> str:
     return dumped(text)[1:-1]
 
 
-def _value(text: str, schema: Any) -> Any:
-    """The value of a parameter: a text where the schema wants one or says nothing."""
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if schema is None or kind == "string":
-        return text
+def _value(text: str, types: Types) -> Any:
+    """The value of a parameter: JSON's if its type is admitted, else the text if a text is."""
     stripped = text.strip()
-    if stripped in _WORDS:
-        return _WORDS[stripped]
-    value = loaded(stripped)
-    return text if value is None else value
+    value = _WORDS[stripped] if stripped in _WORDS else loaded(stripped)
+    is_json = value is not None or stripped in _WORDS
+    is_admitted = types != TEXT and (type_of(value) in types or "string" not in types)
+    return value if is_json and is_admitted else text
 
 
 QWEN3_CODER = ToolSyntax(("<tool_call>", "<function="), XmlReader, closers=("</tool_call>",))

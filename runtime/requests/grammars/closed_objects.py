@@ -8,21 +8,11 @@ another. If each were closed, no answer would match them all: the whole is close
 names of all of them, and they stay open.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from snapexport.runtime.requests.grammars.pointers import FAR, found_at
-
-_DEFINITIONS = "$defs", "definitions"
-
-_OF_SCHEMAS = "properties", "patternProperties", *_DEFINITIONS
-"""Keywords whose value is an object of schemas."""
-
-_CHOICES = "anyOf", "oneOf"
-
-_JOINS = "allOf", *_CHOICES
-
-_ONE = "items", "additionalProperties"
+from snapexport.runtime.requests.grammars.subschemas import CHOICES, DEFINITIONS, JOINS, mapped
 
 _SAYS = "patternProperties", "unevaluatedProperties", "minProperties", "if", "dependentSchemas"
 """Beside these, an object is left as it is."""
@@ -64,35 +54,22 @@ class _Closer:
             return schema
         if _constraints(schema) > 1:
             return self._joined(schema)
-        found = self._each(schema, self._closed)
+        found = mapped(schema, self._closed, self._closed)
         return self._with_names(found, schema) if "properties" in schema else found
 
     def _open(self, schema: Any) -> Any:
         """A schema that another is joined with."""
         if not isinstance(schema, Mapping):
             return schema
-        found = self._each(schema, self._open)
+        found = mapped(schema, self._closed, self._open)
         if "$ref" in schema:
             found["$ref"] = self._copy(schema["$ref"])
         return found
 
-    def _each(self, schema: Mapping[str, Any], inner: Callable[[Any], Any]) -> dict[str, Any]:
-        """The schema, inside closed. inner: of schemas that it is joined of."""
-
-        def part(key: str, value: Any) -> Any:
-            if key in _OF_SCHEMAS and isinstance(value, Mapping):
-                return {name: self._closed(one) for name, one in value.items()}
-            if key in (*_JOINS, "prefixItems") and isinstance(value, list):
-                each = self._closed if key == "prefixItems" else inner
-                return [each(one) for one in value]
-            return self._closed(value) if key in _ONE else value
-
-        return {key: part(key, value) for key, value in schema.items()}
-
     def _joined(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         """An object of several schemas: of choices, each is closed with the names of the rest."""
         found: dict[str, Any] = self._open(schema)
-        choices = [key for key in _CHOICES if isinstance(schema.get(key), list)]
+        choices = [key for key in CHOICES if isinstance(schema.get(key), list)]
         if len(choices) != 1:
             return self._with_names(found, schema)
         (key,) = choices
@@ -140,7 +117,7 @@ class _Closer:
             if isinstance(pointer, str) and pointer not in seen:
                 seen.add(pointer)
                 waiting.append(self._target(pointer))
-            for key in _JOINS:
+            for key in JOINS:
                 waiting += reversed(value) if isinstance(value := schema.get(key), list) else []
         return names, required
 
@@ -164,7 +141,7 @@ class _Closer:
             while name in known:
                 name += "_"
             self._copies[id(target)] = name
-            inside = {key: value for key, value in target.items() if key not in _DEFINITIONS}
+            inside = {key: value for key, value in target.items() if key not in DEFINITIONS}
             self._more[name] = self._open(inside)
         return f"#/$defs/{self._copies[id(target)]}"
 
@@ -173,7 +150,7 @@ def _constraints(schema: Mapping[str, Any]) -> int:
     """How many schemas an object must match at once, that may name properties."""
     every = schema.get("allOf")
     own = [isinstance(schema.get("properties"), Mapping), isinstance(schema.get("$ref"), str)]
-    choices = [isinstance(schema.get(key), list) for key in _CHOICES]
+    choices = [isinstance(schema.get(key), list) for key in CHOICES]
     return sum(own) + sum(choices) + (len(every) if isinstance(every, list) else 0)
 
 

@@ -65,7 +65,7 @@ class Grammars:
         digits = opened.digits if outputs.has_json else None
         grammar = Grammar(matcher, self._vocab_size, opened.end, digits)
         if grammar.begin().must_end:
-            raise library.refused("no text follows it")
+            raise library.refused("no text has this form")
         return grammar
 
     def open(self) -> _Opened:

@@ -1,6 +1,7 @@
 """Calls llguidance: tokenizers, grammars and their limits. Imported where one is compiled."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError, first_line
+from snapexport.runtime.requests.grammars.acceptable import acceptable
 from snapexport.runtime.requests.grammars.closed_objects import closed
 from snapexport.runtime.requests.structured_outputs import Kind
 
@@ -21,6 +23,13 @@ _END = "<|end of a structured output|>"
 
 _WALK = 8
 """Tokens that a trial takes."""
+
+_GBNF = re.compile(r"(?m)^[ \t]*root\s*::=")
+"""llguidance itself takes for GBNF what has no `start:`, and so what has `?start:`."""
+
+_SHOWN = re.compile(r"\n +\d+ \| .*|<non-verbose/>", re.S)
+_SCHEMA = re.compile(r"// (parameters of .*)\n +\^")
+"""What follows an error: lines of the grammar. Forced calls name the tool in the one that fails."""
 
 _HINT = "simplify it; https://github.com/guidance-ai/llguidance says what is supported"
 
@@ -59,15 +68,29 @@ class Vocabulary:
 def grammar_of(kind: Kind, text: str, lenient: bool, closes: bool = True) -> str:
     """llguidance's own form of a grammar. closes: the objects of a schema. Raises UserError."""
     try:
+        if kind == "regex":
+            return _of_regex(text)
+        if kind == "grammar" and not _GBNF.search(text):
+            return llguidance.LLMatcher.grammar_from_lark(text)
         if kind != "json":
             return llguidance.grammar_from(kind, text)
         options: Any = {"whitespace_pattern": _WHITESPACE}
         options |= {"lenient": True, "coerce_one_of": True} if lenient else {}
         schema = json.loads(text)
-        source = json.dumps(closed(schema) if closes else schema)
+        source = json.dumps(acceptable(closed(schema) if closes else schema, lenient))
         return llguidance.LLMatcher.grammar_from_json_schema(source, defaults=options)
     except (ValueError, RecursionError) as error:
         raise refused(str(error)) from None
+
+
+def _of_regex(text: str) -> str:
+    r"""The grammar of an expression whose \d and \w are ASCII, as in JSON schemas."""
+    if (len(text) - len(text.rstrip("\\"))) % 2:
+        raise ValueError("the regex ends in a backslash")
+    # In place of \d comes a class, with which a - before it would make a range.
+    plain = re.sub(r"(\\.)|-(?=\\[dDwWsS])", lambda found: found[1] or r"\-", text, flags=re.S)
+    lark = llguidance.regex_to_lark(plain, "dw")
+    return llguidance.LLMatcher.grammar_from_lark(f"start: /{lark}/")
 
 
 def embedded(outer: str, form: str) -> str:
@@ -100,5 +123,8 @@ def walk(matcher: llguidance.LLMatcher, end: int) -> None:
 
 
 def refused(why: str) -> UserError:
-    """The error of a grammar that llguidance doesn't take."""
-    return UserError(f"structured_outputs can't be compiled: {' '.join(why.split())}", _HINT)
+    """The error of a grammar that llguidance doesn't take, without the grammar that it shows."""
+    reason = _SHOWN.sub("", why).replace("NoExtensionBias", "no text has this form")
+    if schema := _SCHEMA.search(why):
+        reason = f"{schema[1]}: {reason.rpartition('JSON schema: ')[2]}"
+    return UserError(f"structured_outputs can't be compiled: {' '.join(reason.split())}", _HINT)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
+from snapexport.errors import UserError
 from snapexport.runtime.chat.parsers.forced import MOST_CALLS, Wrap
 from snapexport.runtime.chat.parsers.parser import CallArguments, CallBegun, CallEnded, joined
 from snapexport.runtime.chat.parsers.table import TOOL_FORMATS, OutputFormat, ToolFormat
@@ -61,3 +62,24 @@ def test_forced_calls_are_those_that_the_parser_reads(
         assert joined([*parser.push(calls), *parser.finish()]) == EVENTS * count
     assert not takes(text(*[ARGUMENTS] * (most + 1)))
     assert not takes(text(ARGUMENTS.replace("2", "3")))
+
+
+def compile_calls(tools: dict[str, Any], strict: list[str]) -> None:
+    text = OutputFormat(TOOL_FORMATS[0]).grammar(tools, strict, {}, True)
+    tokenizer = library.Vocabulary.of(byte_level()).open()
+    library.matcher_of(tokenizer, library.grammar_of("grammar", text, False))
+
+
+@pytest.mark.parametrize("kind", ["string", ["array", "null"], None])
+def test_parameters_that_no_object_matches_are_refused(kind: Any) -> None:
+    with pytest.raises(UserError, match='parameters of "g" must be an object'):
+        compile_calls(TOOLS | {"g": {"type": kind}}, [])
+    compile_calls(TOOLS | {"g": {"type": ["object", "null"]}}, [])
+
+
+def test_the_tool_whose_schema_is_refused_is_named() -> None:
+    """What can't be enforced is refused of a strict tool, and ignored of another."""
+    tools = TOOLS | {"g": {"properties": {"a": {"pattern": r"\bx", "minItems": 1.0}}}}
+    compile_calls(tools, ["f"])
+    with pytest.raises(UserError, match=r'compiled: parameters of "g": look.* /\\bx/ \(simplify'):
+        compile_calls(tools, ["g"])

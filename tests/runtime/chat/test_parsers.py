@@ -143,6 +143,8 @@ TEXTS = [
     ("llama3_json", '{"name": "Bob", "parameters": {}} is no tool'),
     ("llama3_json", '{"answer": 4}'),
     ("llama3_json", '{"name": "now"}'),
+    ("hermes", '<tool_call>{"arguments": {"n": 1e400}, "name": "now"}</tool_call>'),
+    ("pythonic", "[now(a=-1e400)]"),
     ("llama3_json", 'So: {"name": "now", "parameters": {'),
     ("mistral", "[TOOL_CALLS] none"),
     ("mistral", "[TOOL_CALLS][]"),
@@ -243,6 +245,11 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
     ),
     (
         "hermes",
+        '{"name": "now", "arguments": {"a": 1e400}}</tool_call>',
+        [CallArguments('{"a": 1e400}'), CallEnded(is_valid=False)],
+    ),
+    (
+        "hermes",
         '{"name": "now", "arguments": {}</tool_call> So.',
         [CallArguments("{}"), CallEnded(is_valid=True), Content("So.")],
     ),
@@ -283,6 +290,40 @@ def test_what_breaks_within_arguments_is_told_however_it_is_cut(
 def test_other_calls_are_told_at_their_end(text: str) -> None:
     (call,) = told("hermes", f"<tool_call>{text}", range(1, len(text)))
     assert isinstance(call, Call) and call.arguments == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "90210", "90210"),
+        ({"type": ["string", "null"]}, "true", "true"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "integer"]}, "12", 12),
+        ({"type": ["string", "number"]}, "12", 12),
+        ({"oneOf": [{"$ref": "#/$defs/a"}, {"type": "array"}]}, "1", "1"),
+        ({"oneOf": [{"$ref": "#/$defs/a"}, {"type": "array"}]}, "[1]", [1]),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": ["1", 2]}, "2", 2),
+        ({"const": "1"}, "1", "1"),
+        ({"allOf": [{"$ref": "#/$defs/a"}, {}]}, "1", "1"),
+        ({"$ref": "#/$defs/loop"}, "1", 1),
+        ({"type": "integer"}, "1.5", 1.5),
+        ({"type": "number"}, "1e400", "1e400"),
+        ({}, "1", 1),
+    ],
+)
+def test_parameters_in_tags_have_types_that_their_schemas_admit(
+    schema: Any, text: str, value: Any
+) -> None:
+    definitions = {"a": {"type": "string"}, "loop": {"anyOf": [{"$ref": "#/$defs/loop"}]}}
+    tools = {"f": {"$defs": definitions, "properties": {"a": schema}}}
+    call = f"<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>"
+    for size in (1, len(call)):
+        parser = OutputFormat.of("", "qwen3_coder", "none").parser(tools, "")
+        pieces = [call[at : at + size] for at in range(0, len(call), size)]
+        begun, arguments, _ = joined([event for one in pieces for event in parser.push(one)])
+        assert begun == CallBegun("f") and isinstance(arguments, CallArguments)
+        assert json.loads(arguments.text) == {"a": value}
 
 
 def test_every_tool_format_has_a_recorded_call() -> None:

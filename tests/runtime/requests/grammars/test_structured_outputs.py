@@ -69,6 +69,7 @@ def test_sampled_answers_are_valid_by_their_schema(schema: dict[str, Any]) -> No
         (StructuredOutputs(choice=["yes", "no", 'né "🙂"\\n']), 'yes|no|né "🙂"\\\\n'),
         (StructuredOutputs(json_object=True), r"\{[\s\S]*\}"),
         (StructuredOutputs(grammar='start: "a" N\nN: /[0-9]{2}/'), "a[0-9]{2}"),
+        (StructuredOutputs(grammar='?start: "a" N\nN: /[0-9]{2}/'), "a[0-9]{2}"),
         (StructuredOutputs(grammar='root ::= "b" [0-9] [0-9]'), "b[0-9]{2}"),
     ],
 )
@@ -208,6 +209,7 @@ REFERENCES = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in r
         ({"json": {"not": {}}}, "Unimplemented keys"),
         ({"json": {"$ref": "file:///etc/passwd"}}, "Resource"),
         ({"json": {"$ref": "#/$defs/none"}}, "none"),
+        ({"json": {"$ref": "#"}}, "no text has this form"),
         ({"json": DEEP}, "recursion|nested|deep"),
         ({"json": '{"a": '}, "compiled"),
         ({"regex": "a{1000000}"}, "too many"),
@@ -247,6 +249,9 @@ def test_references_that_grow_exponentially_are_followed() -> None:
         {"regex": ""},
         {"json": {"const": {1, 2}}},
         {"json": float("nan")},
+        *({"json": wrong} for wrong in ([], True, 5, ["a"])),
+        {"json_object": "no"},
+        {"json": {}, "lenient": "no"},
     ],
 )
 def test_no_single_form_is_refused(given: dict[str, Any]) -> None:

@@ -1,0 +1,85 @@
+"""Puts a JSON schema into what llguidance takes: of a lenient one it drops what is refused."""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from snapexport.runtime.requests.grammars.subschemas import mapped
+
+_LENGTHS = "minLength", "maxLength"
+
+_COUNTS = *_LENGTHS, "minItems", "maxItems", "minProperties", "maxProperties"
+
+_BOUNDS = "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"
+
+_TINY, _HUGE, _MOST = 1e-75, 10**18 - 64, 2**63 - 512
+"""Beyond these, as doubles, the expressions of ranges can't be made."""
+
+_PLAIN = re.compile(r"\\(?:[afnrtvAzdDsSwWpPxuU]|[^A-Za-z0-9<>\x80-\U0010ffff])")
+"""The escapes that Rust's regular expressions know. Assertions and back-references are others."""
+
+_FOREIGN = re.compile(r"\\|\(\?(?:[#>=!(]|<[=!]|P[=>])")
+
+_HEAD = re.compile(r"\^([\w-]+\$?)(?![*?{])[^|]*")
+"""An expression with the text that all it matches begins with."""
+
+
+def acceptable(schema: Any, lenient: bool) -> Any:
+    """The schema with counts such as 1.0 as integers. lenient: without what would be refused.
+
+    What llguidance ignores in lenient schemas by itself, such as `not`, stays.
+    """
+    try:
+        return _acceptable(schema, lenient)
+    except RecursionError:
+        return schema
+
+
+def _acceptable(schema: Any, lenient: bool) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    again = partial(_acceptable, lenient=lenient)
+    inner = mapped(schema, again, again)
+    for key in _COUNTS:
+        if isinstance(count := inner.get(key), float) and count.is_integer():
+            inner[key] = int(count)
+    dropped = set(_refused(inner)) if lenient else ()
+    return {key: value for key, value in inner.items() if key not in dropped}
+
+
+def _refused(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Keywords that llguidance refuses for their values."""
+    if isinstance(pattern := schema.get("pattern"), str) and _is_foreign(pattern):
+        yield "pattern"
+    yield from (key for key in _LENGTHS if abs(_number(schema, key)) >= 1 << 32)
+    yield from (key for key in _BOUNDS if _is_far(schema, key))
+    patterns = schema.get("patternProperties")
+    if isinstance(patterns, Mapping) and not _are_disjoint(list(patterns)):
+        yield from ("patternProperties", "additionalProperties")  # which is of the other names
+
+
+def _is_foreign(pattern: str) -> bool:
+    return bool(_FOREIGN.search(_PLAIN.sub(".", pattern)))
+
+
+def _is_far(schema: Mapping[str, Any], key: str) -> bool:
+    """Whether a bound is one of a range that llguidance can't express."""
+    bound, is_maximum = _number(schema, key), "aximum" in key
+    if is_maximum and bound > 0 and "number" not in str(schema.get("type", "number")):
+        return False
+    far = _MOST if is_maximum == (bound > 0) else _HUGE
+    return 0 < abs(bound) < _TINY or abs(bound) >= far
+
+
+def _number(schema: Mapping[str, Any], key: str) -> float:
+    return value if isinstance(value := schema.get(key), int | float) else 0
+
+
+def _are_disjoint(patterns: list[str]) -> bool:
+    """Whether no name may match two expressions, as far as their first letters tell."""
+    if any(map(_is_foreign, patterns)):
+        return False
+    found = sorted(match[1] if (match := _HEAD.fullmatch(one)) else "" for one in patterns)
+    return not any(b.startswith(a) for a, b in pairwise(found))

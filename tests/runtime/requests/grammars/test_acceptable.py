@@ -1,0 +1,95 @@
+"""What llguidance refuses of a schema is dropped if it is lenient, and nothing else."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from snapexport.errors import UserError
+from snapexport.runtime.requests.grammars import library
+from snapexport.runtime.requests.grammars.acceptable import acceptable
+from tests.runtime.tokenizers_for_tests import byte_level
+
+TOKENIZER = library.Vocabulary.of(byte_level()).open()
+DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+INT64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+
+
+def compile_schema(schema: Any, lenient: bool) -> None:
+    library.matcher_of(TOKENIZER, library.grammar_of("json", json.dumps(schema), lenient))
+
+
+@pytest.mark.parametrize(
+    ("schema", "left"),
+    [
+        *[
+            ({"type": "string", "pattern": pattern, "minLength": 2}, {"minLength": 2})
+            for pattern in (DECIMAL, r"\bfoo", r"(a)\1", r"(?P<n>a)(?P=n)", r"\\\B", r"(?<=a)b")
+        ],
+        (INT64, {"maximum": 2**63 - 1}),
+        ({"type": "integer", "exclusiveMinimum": 10**18}, {}),
+        ({"type": "number", "minimum": -1.797e308, "maximum": 1.797e308}, {}),
+        ({"type": "number", "minimum": 5e-324, "maximum": 2}, {"maximum": 2}),
+        ({"type": "string", "maxLength": 2**53 - 1}, {}),
+        ({"type": "object", "patternProperties": {"^a": {}, "^ab": {}}}, {}),
+        ({"patternProperties": {"a": {}, "^b": True}, "additionalProperties": False}, {}),
+    ],
+)
+def test_what_is_refused_is_dropped_of_a_lenient_schema(schema: Any, left: Any) -> None:
+    kept = {"type": schema["type"]} if "type" in schema else {}
+    assert acceptable(schema, True) == kept | left
+    for key, inside in {"items": schema, "anyOf": [schema], "properties": {"enum": schema}}.items():
+        compile_schema({key: inside}, True)
+        with pytest.raises(
+            UserError, match=r"look|not support|range|invalid|disjoint|escape|parse"
+        ):
+            compile_schema({key: inside}, False)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [{"pattern": r"\b"}], "default": INT64, "examples": [INT64], "const": INT64},
+        {"pattern": r"^\\b[\w.-]\/(?:\(?=a)(?i)(?P<n>\p{L})\u0041$"},
+        {"type": "number", "minimum": -9e18, "maximum": 9e18, "exclusiveMinimum": 0},
+        {"patternProperties": {"^S_": {}, "^I_": {}, r"^b\.": {}}, "additionalProperties": False},
+        {"patternProperties": {"^a$": {}, "^ab$": {}}},
+        {"properties": {"pattern": {}, "minimum": True}, "type": ["object", "null"]},
+        {"type": 5, "maximum": "a", "pattern": 3, "patternProperties": 4, "minLength": None},
+        True,
+    ],
+)
+def test_what_is_no_such_keyword_stays(schema: Any) -> None:
+    assert acceptable(schema, True) == acceptable(schema, False) == schema
+
+
+def test_counts_may_be_whole_floats() -> None:
+    counts = {"type": "array", "minItems": 1.0, "items": {"type": "string", "maxLength": 3.0}}
+    compile_schema(counts, False)
+    assert acceptable({"minItems": 1.5}, True) == {"minItems": 1.5}
+
+
+@given(st.lists(st.text("ab^$*?|{}", max_size=5), unique=True))
+@example(["^a{2}", "^b|a"])
+def test_patterns_that_are_kept_are_disjoint(patterns: list[str]) -> None:
+    schema = {"type": "object", "patternProperties": dict.fromkeys(patterns, True)}
+    if acceptable(schema, True) == schema and len(patterns) > 1:
+        error = llguidance_error(schema)
+        assert "disjoint" not in error
+
+
+def llguidance_error(schema: Any) -> str:
+    try:
+        compile_schema(schema, True)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_a_schema_that_is_too_deep_is_left_to_llguidance() -> None:
+    schema: Any = {"minItems": 1.0}
+    for _ in range(5000):
+        schema = {"items": schema}
+    assert acceptable(schema, True) is schema
