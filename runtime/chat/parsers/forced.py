@@ -1,11 +1,11 @@
-"""Grammars that make an answer tool calls and nothing else, in the words of a family.
+"""Grammars that make an answer tool calls, in the words of a family, alone or in place of a form.
 
 In llguidance's Lark, where an added token, such as <tool_call>, is not the text that it shows.
 """
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,33 @@ def _of_object(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _of(name: str) -> str:
     return f"parameters of {json.dumps(name)}"
+
+
+def free_calls(starts: Sequence[str], added: Mapping[str, int]) -> str:
+    """The grammar of anything that begins with one of these texts, of formats without a `Wrap`."""
+    begins = " | ".join(written(start, added) for start in starts)
+    tokens = f"(REST? <[{ranges(added.values())}]>)* " if added else ""
+    return f"start: ({begins}) {tokens}REST?\nREST: /(?s:.+)/"
+
+
+def form_or(calls: str, outer: str) -> str:
+    """A grammar for `StructuredOutputs.within`: calls may be in place of the form.
+
+    outer: a grammar of what comes before the form; empty: nothing does.
+    """
+    beside = (outer or "start: @form").replace("@form", "(@form | calls)")
+    return f"{beside.rstrip()}\n{calls.replace('start:', 'calls:', 1)}\n"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """The numbers as llguidance writes them: 1-3,7."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in found)
 
 
 def written(text: str, added: Mapping[str, int]) -> str:

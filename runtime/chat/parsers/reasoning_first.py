@@ -4,9 +4,9 @@ In llguidance's Lark, for `StructuredOutputs.within`.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from snapexport.runtime.chat.parsers.forced import written
+from snapexport.runtime.chat.parsers.forced import ranges, written
 from snapexport.runtime.chat.parsers.thinking import ThinkSyntax
 
 
@@ -19,7 +19,7 @@ def reasoning_first(syntax: ThinkSyntax, is_open: bool, added: Mapping[str, int]
     begins = "" if is_open else f"@form | {written(syntax.opens, added)} "
     closing = {number for text, number in added.items() if text in syntax.closes}
     others = set(added.values()) - closing
-    tokens = f"(TEXT? <[{_ranges(others)}]>)* " if others else ""
+    tokens = f"(TEXT? <[{ranges(others)}]>)* " if others else ""
     ends = f"(spelled | TEXT? {written(syntax.closes, added)})" if closing else "spelled"
     closes = re.escape(syntax.closes).replace("/", r"\/")
     return rf"""start: {begins}think GAP? @form
@@ -28,14 +28,3 @@ spelled[lazy]: /(?s:.*){closes}/
 TEXT: /(?s:.+)/ & ~/(?s:.*){closes}(?s:.*)/
 GAP: /[ \n]{{1,2}}/
 """
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """The numbers as llguidance writes them: 1-3,7."""
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in ranges)

@@ -13,7 +13,7 @@ from snapexport.runtime.chat.parsers import (
     thinking,
     xml_calls,
 )
-from snapexport.runtime.chat.parsers.forced import Wrap, calls_grammar
+from snapexport.runtime.chat.parsers.forced import Wrap, calls_grammar, form_or, free_calls
 from snapexport.runtime.chat.parsers.harmony import MARKS, Harmony
 from snapexport.runtime.chat.parsers.parser import Chained, OutputParser, Plain, Tools
 from snapexport.runtime.chat.parsers.reasoning_first import reasoning_first
@@ -33,7 +33,8 @@ class ToolFormat:
     """How a family writes tool calls.
 
     marks: texts of which its chat templates have one. texts: the parser needs, which may be special
-    tokens. wrap: of a call that is forced; None: a call is forced as a bare JSON object.
+    tokens. wrap: of a call that is forced; None: a call is forced as a bare JSON object. starts:
+    texts that begin a call.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ToolFormat:
     make: Callable[[Tools], OutputParser]
     new_id: Callable[[], str] = call_id
     wrap: Wrap | None = None
+    starts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def _tools(
     wrap: Wrap | None = None,
 ) -> ToolFormat:
     texts = (*syntax.starts, *syntax.closers, *syntax.within)
-    return ToolFormat(name, marks, texts, partial(ToolParser, syntax), new_id, wrap)
+    return ToolFormat(name, marks, texts, partial(ToolParser, syntax), new_id, wrap, syntax.starts)
 
 
 def _thinks(name: str, syntax: ThinkSyntax, *marks: str) -> ReasoningFormat:
@@ -149,6 +151,22 @@ class OutputFormat:
         """The grammar that makes an answer calls of these tools, by `calls_grammar`."""
         wrap = self.tools.wrap if self.tools else None
         return calls_grammar(wrap or Wrap(), tools, strict, added, several)
+
+    def or_calls(
+        self, outer: str, tools: Tools, strict: Collection[str], added: Mapping[str, int]
+    ) -> str:
+        """The grammar around a form that lets an answer be calls instead, by `form_or`.
+
+        It is `outer` itself where a call's beginning can't be told from a form's: in bare JSON.
+        """
+        row = self.tools
+        if row is None or not (row.wrap or row.starts):
+            return outer
+        if row.wrap is None:
+            return form_or(free_calls(row.starts, added), outer)
+        if (row.wrap.opens + row.wrap.before).startswith("{"):
+            return outer
+        return form_or(calls_grammar(row.wrap, tools, strict, added, several=True), outer)
 
     def before_form(self, prompt: str, may_begin: bool, added: Mapping[str, int]) -> str:
         """The grammar that lets an answer reason before its form; empty: the form begins at once.

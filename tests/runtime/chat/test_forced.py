@@ -51,6 +51,16 @@ def test_forced_calls_are_those_that_the_parser_reads(
         calls = [f"{wrap.before}f{wrap.between}{each}{wrap.after}" for each in arguments]
         return f"{wrap.opens}{(wrap.separator or '').join(calls)}{wrap.closes}"
 
+    around = form.or_calls("", TOOLS, ["g"], known)
+    if around:
+        regex = library.grammar_of("json", '{"type": "object", "maxProperties": 0}', False)
+        grammar = library.embedded(around, regex)
+        begins = row.starts[0] if row.wrap is None else text(ARGUMENTS)
+        assert takes("{}") and takes(begins) and not takes("x")
+        grammar = library.grammar_of("grammar", form.grammar(TOOLS, ["g"], known, several), False)
+    told_apart = row.starts and row.name != "llama3_json"
+    assert bool(around) is bool(told_apart)
+
     most = MOST_CALLS if several and row.wrap and row.wrap.separator is not None else 1
     breaks = "\n" if most > 1 and row.wrap and row.wrap.separator == "\n" else ""
     for count in {1, most}:

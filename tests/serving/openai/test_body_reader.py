@@ -71,7 +71,7 @@ def test_body_is_refused_by_its_number_of_lists_names_values_and_levels(
         ('{"logit_bias": {' + '"1": 1,' * MANY + '"1": 1}}', "names"),
         ('{"prompt": [' + "1," * (1 << 20) + "1]}", "values"),
         ('{"stop": [' + '"a",' * (1 << 20) + '"a"]}', "values"),
-        ('{"a": ' + "[" * 40 + "]" * 40 + "}", "32 levels"),
+        ('{"a": ' + "[" * 70 + "]" * 70 + "}", "64 levels"),
     ],
 )
 def test_body_of_too_many_values_is_refused_unparsed(body: str, says: str) -> None:

@@ -30,6 +30,8 @@ def prompt_of(served: Served, client: openai.OpenAI, **body: Any) -> str:
         {"seed": -1, "max_tokens": 2.0, "n": 1.0},
         {"stream_options": {"include_usage": True, "continuous_usage_stats": False}},
         {"stop_token_ids": [], "logit_bias": {}, "tools": []},
+        {"stream_options": {"include_usage": None}, "response_format": {"type": "text", "x": None}},
+        {"guided_decoding_backend": "guidance", "return_token_ids": False, "echo": False},
         {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},
         {"messages": [ASKED | {"name": "bob", "annotations": [], "id": "m1"}]},
         {

@@ -185,8 +185,10 @@ def test_fields_become_the_chats() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "must have a text"),
         ({"messages": [{"role": "robot", "content": "a"}]}, 400, "messages.0.role"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "tools.0.type"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "no tools of its own"),
         ({"nope": 1}, 400, "nope is not supported"),
         ({"messages": [{"role": "user", "content": []}]}, 200, ""),
+        ({"tools": [{"type": None, "name": "f", "input_schema": {}}], "mcp_servers": []}, 200, ""),
     ],
 )
 def test_errors_have_anthropics_form(
@@ -202,6 +204,13 @@ def test_errors_have_anthropics_form(
     assert refused.value.code == status and says in error["error"]["message"]
     kind = {400: "invalid_request_error", 404: "not_found_error"}[status]
     assert (error["type"], error["error"]["type"]) == ("error", kind)
+
+
+def test_threads_are_refused_so_that_the_sdk_sends_the_history(served: Served) -> None:
+    with pytest.raises(HTTPError) as refused:
+        send(served, BODY | {"thread": {"type": "create"}})
+    details = json.load(refused.value)["error"]["details"]
+    assert details == {"error_code": "thread_unsupported_request"}
 
 
 def test_tokens_of_a_prompt_are_counted(served: Served) -> None:

@@ -74,6 +74,17 @@ def complete(client: openai.OpenAI, **options: Any) -> None:
             "a part of content must be",
         ),
         ({"messages": [{"role": "user"}]}, "messages.0.content", "required"),
+        ({"tool_choice": "any"}, "tool_choice", "Input should be 'none', 'auto' or 'required'$"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+            "Field required",
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": {}}},
+            "response_format.schema",
+            "not supported",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
             "messages.0.content",

@@ -145,6 +145,7 @@ def test_the_output_can_be_sent_back(
         ({"tools": [{"type": "web_search"}]}, "tools.0", "'web_search'"),
         ({"tools": [TOOL] * 2}, "tools", "one name"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "'file_search'"),
+        ({"include": ["nope"]}, "include.0", "Input should be"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
         ({"extra_body": {"nope": 1}}, "nope", "not supported"),
     ],
@@ -160,7 +161,31 @@ def test_wrong_bodies_are_refused_by_their_field(
 def test_a_store_has_no_effect(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, "Hi")
     body: Any = {"include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}}
-    assert client.responses.create(**OPTIONS, store=True, extra_body=body).store is False
+    response = client.responses.create(**OPTIONS, store=True, extra_body=body)
+    assert (response.store, response.metadata) == (False, {"a": "b"})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_token_of_a_text_has_its_log_probability(client: openai.OpenAI, stream: bool) -> None:
+    options: Any = OPTIONS | {"max_output_tokens": 8, "top_logprobs": 2, "temperature": 0}
+    done: Any = client.responses.create(**options, stream=stream)
+    if stream:
+        *events, last = done
+        told = [one for event in events for one in getattr(event, "logprobs", None) or []]
+        done = last.response
+    (message,) = done.output
+    (part,) = message.content
+    assert len(part.logprobs) == 8 and all(len(one.top_logprobs) == 2 for one in part.logprobs)
+    written = b"".join(bytes(one.bytes) for one in part.logprobs)
+    assert written.decode(errors="replace") == part.text
+    if stream:
+        assert [one.token for one in told[:8]] == [one.token for one in part.logprobs]
+
+
+def test_input_tokens_are_counted(served: Served, client: openai.OpenAI) -> None:
+    counted = client.responses.input_tokens.count(**OPTIONS)
+    response = client.responses.create(**OPTIONS, max_output_tokens=1)
+    assert response.usage and counted.input_tokens == response.usage.input_tokens
 
 
 def test_a_failure_amid_a_stream_is_its_last_event(

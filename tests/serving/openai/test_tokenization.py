@@ -71,4 +71,10 @@ def test_openapi_document_has_each_routes_fields(served: Served) -> None:
         assert sorted(schema.get("required", ())) == required
         assert {field, "metadata", "suffix"} <= schema["properties"].keys()
         assert schema["additionalProperties"] is False
+    components = document["components"]["schemas"]
+    for body, tool in (("ChatRequest", "Tool"), ("MessagesRequest", "ClientTool")):
+        items = json.dumps(components[body]["properties"]["tools"])
+        assert f'"#/components/schemas/{tool}"' in items
+    assert "input_schema" in components["ClientTool"]["properties"]
+    assert "include_usage" in components["StreamOptions"]["properties"]
     assert document["paths"]["/v1/models/{name}"]["get"]["parameters"][0]["name"] == "name"

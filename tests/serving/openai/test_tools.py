@@ -277,9 +277,52 @@ def test_forced_calls_are_of_the_tools_whatever_the_model_wants(
 def test_a_forced_call_and_another_form_are_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="prescribe two forms") as refused:
         client.chat.completions.create(
-            tool_choice="required", response_format={"type": "json_object"}, **OPTIONS
+            tool_choice="required", extra_body={"guided_regex": "a"}, **OPTIONS
         )
     assert refused.value.param == "tool_choice"
+
+
+ALLOWED: Any = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "required", "tools": [named("pick")]},
+}
+AB: Any = {
+    "type": "json_schema",
+    "json_schema": {"name": "ab", "strict": True, "schema": {"enum": ["a", "b"]}},
+}
+
+
+@pytest.mark.parametrize("choice", ["required", ALLOWED], ids=["required", "allowed"])
+def test_a_response_format_is_not_a_forced_calls(
+    served: Served, monkeypatch: pytest.MonkeyPatch, choice: Any
+) -> None:
+    """It is that of a later answer. Of tools, the allowed ones are called."""
+    use_template(monkeypatch, served.model, SHORT.replace("<think>", ""))
+    monkeypatch.setattr(type(served.model), "encode", lambda *_: [1, 2, 3])
+    tools = [CHOSEN] if choice == "required" else [TOOL, CHOSEN]
+    options = OPTIONS | {"tools": tools, "max_tokens": 1500, "response_format": AB}
+    done = served.client().chat.completions.create(**options, tool_choice=choice)
+    (call,) = done.choices[0].message.tool_calls or ()
+    assert call.type == "function" and call.function.name == "pick"
+
+
+@pytest.mark.parametrize("calls", [False, True])
+@pytest.mark.parametrize("prompt", ["", "<think>\n\n</think>\n\n"])
+def test_an_answer_with_tools_is_of_its_form_or_a_call(
+    served: Served, monkeypatch: pytest.MonkeyPatch, prompt: str, calls: bool
+) -> None:
+    use_template(monkeypatch, served.model, SHORT + prompt)
+    monkeypatch.setattr(type(served.model), "encode", lambda *_: [1, 2, 3])
+    assert served.model.tokenizer
+    (begin,) = served.model.tokenizer.encode("<").ids
+    options = OPTIONS | {"tools": [CHOSEN], "max_tokens": 1500, "response_format": AB}
+    more: Any = {"logit_bias": {str(begin): 100 if calls else -100}, "extra_body": {"seed": 3}}
+    if not prompt:
+        more["extra_body"]["chat_template_kwargs"] = {"enable_thinking": False}
+    (choice,) = served.client().chat.completions.create(**options, **more).choices
+    assert bool(choice.message.tool_calls) is calls
+    assert calls or json.loads(choice.message.content or "") in ("a", "b")
+    assert choice.finish_reason == ("tool_calls" if calls else "stop")
 
 
 def test_a_schema_that_cannot_be_enforced_is_refused(client: openai.OpenAI) -> None:

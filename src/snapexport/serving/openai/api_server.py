@@ -47,6 +47,7 @@ from snapexport.serving.openai.streaming import (
 from snapexport.serving.openai.tokenization import (
     DetokenizeRequest,
     TokenizeRequest,
+    count_input,
     count_tokens,
     detokenize,
     tokenize,
@@ -90,6 +91,7 @@ class Utility:
 
 UTILITIES = (
     Utility("/v1/messages/count_tokens", Prompt, count_tokens),
+    Utility("/v1/responses/input_tokens", ResponsesRequest, count_input),
     Utility("/tokenize", TokenizeRequest, tokenize),
     Utility("/detokenize", DetokenizeRequest, detokenize),
 )

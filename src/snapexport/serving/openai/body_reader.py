@@ -22,7 +22,7 @@ MOST_VALUES = 1 << 20
 """Values of a body, which may have several prompts of token ids."""
 MOST_NAMES = MOST_CONTAINERS = 1 << 14
 """Names, and objects and lists: a chat of 5,000 messages in parts has fewer."""
-MOST_DEPTH = 32
+MOST_DEPTH = 64
 
 SMALL_BYTES = 1 << 14
 """Smaller bodies take less time than a change of threads; larger ones wait for each other."""

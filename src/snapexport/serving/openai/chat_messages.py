@@ -43,6 +43,7 @@ def _why_no_text(part: Any) -> Exception:
 CONTENT = {
     "anyOf": [
         {"type": "string"},
+        {"type": "null"},
         {
             "type": "array",
             "items": {
@@ -60,7 +61,7 @@ class Message(BaseModel):
     """One turn of a chat.
 
     Further keys, such as `name` and `reasoning_content`, go to the template as they are. Content is
-    None only beside tool calls.
+    None only beside tool calls; an assistant's may be missing.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -82,8 +83,9 @@ class Message(BaseModel):
         if "function_call" in given or given.get("role") == "function":
             what = "function calls of the older form are not supported"
             raise PydanticCustomError(UNSUPPORTED, f"{what}: use tool_calls, and the role tool")
-        if given.get("tool_calls") and given.get("role") == "assistant":
-            given.setdefault("content", None)
+        if given.get("role") == "assistant":
+            said = given.get("refusal") or ""
+            given.setdefault("content", None if given.get("tool_calls") else said)
         return given
 
     @model_validator(mode="after")

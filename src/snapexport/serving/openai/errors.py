@@ -122,11 +122,17 @@ _ANTHROPIC_TYPES = {
 }
 
 
+_DETAILS = {"thread": {"details": {"error_code": "thread_unsupported_request"}}}
+"""By fields that are not supported. The SDK's tool runner then sends the whole history instead."""
+
+
 def as_anthropic(error: ApiError) -> dict[str, Any]:
     """The error in Anthropic's form."""
     known = _ANTHROPIC_TYPES.get(error.status)
     kind = known or (INVALID if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.body["error"]["message"]}}
+    about = error.body["error"]
+    found = {"type": kind, "message": about["message"], **_DETAILS.get(about["param"], {})}
+    return {"type": "error", "error": found}
 
 
 def body_for(path: str, error: ApiError) -> dict[str, Any]:

@@ -55,6 +55,9 @@ class Form(Strict):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool = False
+    disable_fallback: bool = False
+    disable_any_whitespace: Literal[False] = False
+    disable_additional_properties: Literal[False] = False
 
     def form(self) -> StructuredOutputs:
         """Raises UserError unless there is one of them."""
@@ -96,7 +99,7 @@ class FormFields(Strict):
         ]
         if guided != Form():
             asked.append(guided)
-        forms = [one for each in asked if (one := each.form())]
+        forms = list({one for each in asked if (one := each.form())})
         if len(forms) > 1:
             raise UserError(f"{self.form_field} prescribe two forms", "give one of them")
         return forms[0] if forms else None

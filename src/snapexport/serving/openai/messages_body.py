@@ -3,38 +3,42 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from snapexport.serving.openai.errors import UNSUPPORTED, invalid
 from snapexport.serving.openai.protocol import ChatRequest, Whole, checked
-from snapexport.serving.openai.strict import TEXT_OR_OBJECTS, Strict
+from snapexport.serving.openai.strict import TEXT_OR_OBJECTS, Loose, Strict
 
 Object = dict[str, Any]
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class _Loose(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class Turn(_Loose):
+class Turn(Loose):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Object]
 
 
-class Tool(_Loose):
+def _custom(kind: Any) -> Any:
+    if kind == "custom" or not isinstance(kind, str):
+        return kind
+    what = f"the type '{kind:.40}' is not supported: the server runs no tools of its own"
+    raise PydanticCustomError(UNSUPPORTED, what)
+
+
+class ClientTool(Loose):
     """A tool of the client's own."""
 
-    type: Literal["custom"] = "custom"
+    type: Annotated[Literal["custom"], BeforeValidator(_custom)] = "custom"
     name: str
     description: str | None = None
     input_schema: Object
     strict: bool | None = None
 
 
-class ToolChoice(_Loose):
+class Choice(Loose):
     """`tool_choice`."""
 
     type: Literal["auto", "any", "none", "tool"]
@@ -42,13 +46,13 @@ class ToolChoice(_Loose):
     disable_parallel_tool_use: bool = False
 
 
-class Thinking(_Loose):
+class Thinking(Loose):
     """`thinking`: its budget has no effect."""
 
     type: Literal["enabled", "disabled", "adaptive"]
 
 
-class OutputConfig(_Loose):
+class OutputConfig(Loose):
     """`output_config`."""
 
     effort: str | None = None
@@ -67,8 +71,8 @@ class Prompt(Strict):
     system: Annotated[list[Object], BeforeValidator(_system), WithJsonSchema(TEXT_OR_OBJECTS)] = (
         Field(default_factory=list)
     )
-    tools: list[Tool] = Field(default_factory=list)
-    tool_choice: ToolChoice = Field(default_factory=lambda: ToolChoice(type="auto"))
+    tools: list[ClientTool] = Field(default_factory=list)
+    tool_choice: Choice = Field(default_factory=lambda: Choice(type="auto"))
     thinking: Thinking | None = None
     output_config: OutputConfig = Field(default_factory=OutputConfig)
     cache_control: Object | None = None
@@ -185,14 +189,14 @@ def _texts(where: str, blocks: Iterable[Any]) -> list[str]:
     return found
 
 
-def _tool(tool: Tool) -> Object:
+def _tool(tool: ClientTool) -> Object:
     function: Object = {"name": tool.name, "parameters": tool.input_schema}
     function |= {"description": tool.description} if tool.description else {}
     function |= {"strict": tool.strict} if tool.strict is not None else {}
     return {"type": "function", "function": function}
 
 
-def _choice(choice: ToolChoice) -> str | Object:
+def _choice(choice: Choice) -> str | Object:
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name}}
     return CHOICES[choice.type]

@@ -4,10 +4,11 @@ Fields that are taken without effect, or with one value alone, are in it: client
 bodies by it may send them. Answers are objects of OpenAI's, and are not described again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pydantic
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from snapexport.serving.openai.protocol import IGNORED, NEUTRAL
 
@@ -38,11 +39,10 @@ def document(
     gets: Mapping[str, str],
 ) -> dict[str, Any]:
     """posts: paths with their bodies. gets: paths with the content types of their answers."""
-    schemas: dict[str, Any] = {"Error": ERROR}
+    references, schemas = _schemas(set(posts.values()))
     paths: dict[str, Any] = {}
     for path, body in posts.items():
-        schemas |= _schemas(body)
-        content = _json(REFERENCE.format(model=body.__name__))
+        content = _json(references[body])
         body_of = {"required": True, "content": content}
         paths[path] = {"post": {"requestBody": body_of, "responses": _responses()}}
     for path, kind in gets.items():
@@ -54,21 +54,27 @@ def document(
         "openapi": VERSION,
         "info": {"title": "snapexport serve", "version": version},
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": {"schemas": {"Error": ERROR, **schemas}},
     }
 
 
-def _schemas(body: type[pydantic.BaseModel]) -> dict[str, Any]:
-    """The body's schema, and those that it refers to, by name."""
-    schema = body.model_json_schema(ref_template=REFERENCE)
-    others: dict[str, Any] = schema.pop("$defs", {})
-    own = schema["properties"]
-    neutral = {name: {"enum": list(values)} for name, values in NEUTRAL.items()}
-    schema["properties"] = {**{name: {} for name in sorted(IGNORED)}, **neutral, **own}
-    # null counts as absent
-    for name in schema["properties"].keys() - set(schema.get("required", ())):
-        schema["properties"][name] = _or_null(schema["properties"][name])
-    return {**others, body.__name__: schema}
+def _schemas(bodies: Collection[type[pydantic.BaseModel]]) -> tuple[dict[Any, str], dict[str, Any]]:
+    """References to the schemas of bodies, and all schemas by name."""
+    given: list[tuple[type[pydantic.BaseModel], JsonSchemaMode]] = [
+        (body, "validation") for body in sorted(bodies, key=lambda body: body.__name__)
+    ]
+    found, others = models_json_schema(given, ref_template=REFERENCE)
+    references = {body: schema["$ref"] for (body, _), schema in found.items()}
+    schemas: dict[str, Any] = others["$defs"]
+    for reference in references.values():
+        schema = schemas[reference.rpartition("/")[2]]
+        own = schema["properties"]
+        neutral = {name: {"enum": list(values)} for name, values in NEUTRAL.items()}
+        schema["properties"] = {**{name: {} for name in sorted(IGNORED)}, **neutral, **own}
+    for schema in schemas.values():  # null counts as absent
+        for name in schema.get("properties", {}).keys() - set(schema.get("required", ())):
+            schema["properties"][name] = _or_null(schema["properties"][name])
+    return references, schemas
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from snapexport.serving.openai.protocol import (
     RequestBody,
 )
 from snapexport.serving.openai.responses_body import ResponsesRequest
-from snapexport.serving.openai.tools import schemas
+from snapexport.serving.openai.tools import NamedTool, schemas, strict_names
 
 MOST_ANSWERS = 64
 """Most answers of one body: prompts times n."""
@@ -67,7 +67,8 @@ def chat(model: Model, body: ChatRequest) -> Prepared:
     chosen = [_ended(model, body, one.params) for one in requests if one.params]
     has_form = any(one.structured_outputs for one in chosen)
     before = _before_form(model, body, text) if has_form else ""
-    params = [_after(before, one) for one in chosen]
+    around = _or_calls(model, body, before) if has_form else ""
+    params = [_within(around, one) for one in chosen]
     return Prepared(
         [replace(one, params=own) for one, own in zip(requests, params, strict=True)],
         len(request.prompt_token_ids),
@@ -85,12 +86,23 @@ def _before_form(model: Model, body: ChatRequest, prompt: str) -> str:
     return model.output_format.before_form(prompt, may_begin, model.added_tokens)
 
 
-def _after(before: str, params: SamplingParams) -> SamplingParams:
-    """The parameters with reasoning before the form, if there are both."""
+def _or_calls(model: Model, body: ChatRequest, before: str) -> str:
+    """The grammar around a form that lets the model call its tools instead."""
+    tools = [] if body.forced_tools else body.usable_tools
+    if not tools:
+        return before
+    with client_errors("tools"):
+        return model.output_format.or_calls(
+            before, schemas(tools), strict_names(tools), model.added_tokens
+        )
+
+
+def _within(around: str, params: SamplingParams) -> SamplingParams:
+    """The parameters with what may come before the form or in its place, if there are both."""
     form = params.structured_outputs
-    if not before or form is None:
+    if not around or form is None:
         return params
-    return replace(params, structured_outputs=replace(form, within=before))
+    return replace(params, structured_outputs=replace(form, within=around))
 
 
 def in_other_words(model: Model, body: ResponsesRequest | MessagesRequest) -> Prepared:
@@ -111,8 +123,8 @@ def _ended(model: Model, body: ChatRequest, params: SamplingParams) -> SamplingP
     """The parameters with the template's end token, and with the tokens that a parser reads."""
     if model.output_format.needs(model.special_texts, bool(body.usable_tools)):
         params = replace(params, skip_special_tokens=False)
-    if body.forced_tools:
-        if params.structured_outputs:
+    if body.forced_tools:  # response_format is then that of later answers, as with OpenAI
+        if params.structured_outputs and body.form_field != "response_format":
             message = f"{body.form_field} and a tool_choice that forces a call prescribe two forms"
             raise invalid(message, "tool_choice")
         params = replace(params, structured_outputs=_calls(model, body))
@@ -124,10 +136,11 @@ def _calls(model: Model, body: ChatRequest) -> StructuredOutputs:
     tools = body.forced_tools
     # Small models don't end a list of calls: several are for clients that ask for them.
     asked = body.parallel_tool_calls and "parallel_tool_calls" in body.model_fields_set
-    several = body.tool_choice == "required" and asked
-    strict = [tool.function.name for tool in tools if tool.function.strict]
+    several = asked and not isinstance(body.tool_choice, NamedTool)
     with client_errors("tools"):
-        grammar = model.output_format.grammar(schemas(tools), strict, model.added_tokens, several)
+        grammar = model.output_format.grammar(
+            schemas(tools), strict_names(tools), model.added_tokens, several
+        )
         return StructuredOutputs(grammar=grammar, writes_json=True)
 
 

@@ -4,6 +4,7 @@ Unsupported fields are refused by name unless they can't change the answer. Know
 no build.
 """
 
+import codecs
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -30,10 +31,11 @@ from snapexport.serving.openai.refusals import Refusals
 from snapexport.serving.openai.strict import Strict
 from snapexport.serving.openai.tools import (
     MOST_TOOLS,
-    NamedTool,
     Tool,
     ToolChoice,
     forced,
+    named,
+    usable,
 )
 
 COMPLETION_TOKENS = 16
@@ -49,6 +51,13 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     # Of other servers' own:
     "add_special_tokens": (False,),
     "allowed_token_ids": ([],),
+    "detokenize": (True,),
+    "echo": (False,),
+    "include_reasoning": (True,),
+    "logits_processors": ([],),
+    "mcp_servers": ([],),
+    "return_token_ids": (False,),
+    "vllm_xargs": ({},),
     "bad_words": ([],),
     "documents": ([],),
     "early_stopping": (False,),
@@ -60,9 +69,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Values of unsupported fields that have no effect. Clients send them by default."""
 
 IGNORED = frozenset(
-    "cache_prompt cache_salt inference_geo max_tool_calls metadata prediction priority "
-    "prompt_cache_options prompt_cache_retention request_id safety_identifier service_tier store "
-    "user user_profile_id verbosity workspace_id".split()
+    "cache_prompt cache_salt guided_decoding_backend inference_geo max_tool_calls metadata "
+    "prediction priority prompt_cache_options prompt_cache_retention request_id safety_identifier "
+    "service_tier store user user_profile_id verbosity workspace_id".split()
 )
 """Fields that can't change the answer: any value is taken, without effect."""
 
@@ -225,14 +234,14 @@ class Conversation(Strict):
             raise ValueError("tools have two functions of one name")
         if self.tool_choice == "required" and not names:
             raise ValueError("tool_choice required needs tools")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+        if not named(self.tool_choice) <= set(names):
             raise ValueError("tool_choice names a function that tools do not have")
         return self
 
     @property
     def usable_tools(self) -> list[Tool]:
         """The tools that the model is shown: none if it must not call any."""
-        return [] if self.tool_choice == "none" else self.tools
+        return usable(self.tools, self.tool_choice)
 
     @property
     def forced_tools(self) -> list[Tool]:
@@ -303,6 +312,7 @@ GZIP = b"\x1f\x8b"
 
 def parse(kind: type[Body], raw: bytes) -> Body:
     """Read and check a body. Raises ApiError, which names the field."""
+    raw = raw.removeprefix(codecs.BOM_UTF8)
     if raw.startswith(GZIP):
         raise invalid("the body is gzip, not JSON: send it uncompressed")
     try:
@@ -327,7 +337,7 @@ def checked(kind: type[Body], value: Mapping[str, Any]) -> Body:
     try:
         body = kind.model_validate(given)
     except ValidationError as error:
-        refusals.add_errors(error)
+        refusals.add_errors(error, given)
         raise refusals.as_error() from None
     if refusals:
         raise refusals.as_error()

@@ -3,7 +3,7 @@
 Knows no field.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -45,10 +45,14 @@ class Refusals:
             close = get_close_matches(name[:64], self.known, 1, 0.8)
             self._hint = f" (did you mean {close[0]}?)" if close else ""
 
-    def add_errors(self, error: ValidationError) -> None:
-        """What a model found."""
+    def add_errors(self, error: ValidationError, body: Mapping[str, Any]) -> None:
+        """What a model found in the body: of a value that fits no choice, the first."""
+        seen = set[str]()
         for one in error.errors(include_url=False, include_context=False):
-            where = ".".join(map(str, one["loc"]))
+            where = _place(body, one["loc"], one["type"] == "missing")
+            if where in seen:
+                continue
+            seen.add(where)
             if one["type"] == "extra_forbidden":
                 self.add_unsupported(where)
                 continue
@@ -72,3 +76,19 @@ class Refusals:
             return f"{names[0]} is not supported: leave it out{self._hint}"
         named = [*names[:MOST_NAMED], "others"][: len(names)]
         return f"{', '.join(named[:-1])} and {named[-1]} are not supported: leave them out"
+
+
+def _place(value: Any, location: Sequence[int | str], is_missing: bool) -> str:
+    """The location without pydantic's names of choices, which the body does not have.
+
+    is_missing: its last part.
+    """
+    parts: list[str] = []
+    for part in location[: len(location) - is_missing]:
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            if isinstance(part, str):
+                continue
+        parts.append(str(part))
+    return ".".join((*parts, *map(str, location[len(location) - is_missing :])))

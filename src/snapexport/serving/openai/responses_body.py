@@ -6,12 +6,13 @@ Nothing is stored, so a conversation is always sent as a whole.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from snapexport.runtime.requests.request import MAX_LOGPROBS
 from snapexport.serving.openai.errors import UNSUPPORTED, invalid
 from snapexport.serving.openai.protocol import ChatRequest, Whole, checked
-from snapexport.serving.openai.strict import TEXT_OR_OBJECTS, Strict
+from snapexport.serving.openai.strict import TEXT_OR_OBJECTS, Loose, Strict
 
 TEXT_PARTS = {
     "input_text": "text",
@@ -25,24 +26,33 @@ TEXT_PARTS = {
 
 Object = dict[str, Any]
 
+LOGPROBS = "message.output_text.logprobs"
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""Only log probabilities are ever there: nothing is encrypted, and no tool is the server's own."""
 
-class _Loose(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
 
-
-class Reasoning(_Loose):
+class Reasoning(Loose):
     """`reasoning`: a summary is never made."""
 
     effort: str | None = None
 
 
-class TextOptions(_Loose):
+class TextOptions(Loose):
     """`text`: the form of the answer."""
 
     format: Object | None = None
 
 
-class StreamOptions(_Loose):
+class Padding(Loose):
     """`stream_options`: nothing is padded."""
 
     include_obfuscation: bool = False
@@ -80,12 +90,14 @@ class ResponsesRequest(Strict):
     top_p: float | None = None
     top_k: Whole | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: Padding | None = None
     prompt_cache_key: str | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     """Nothing is cut: a longer prompt is refused."""
-    include: list[str] = Field(default_factory=list)
-    top_logprobs: Literal[0] = 0
+    include: list[Included] = Field(default_factory=list)
+    top_logprobs: Whole = Field(0, ge=0, le=MAX_LOGPROBS)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """It comes back."""
     background: Annotated[bool, BeforeValidator(_never), WithJsonSchema({"const": False})] = False
     previous_response_id: Annotated[
         str | None, BeforeValidator(_not_stored), WithJsonSchema({"type": "null"})
@@ -93,6 +105,11 @@ class ResponsesRequest(Strict):
     conversation: Annotated[Any, BeforeValidator(_not_stored), WithJsonSchema({"type": "null"})] = (
         None
     )
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Of the tokens of texts."""
+        return bool(self.top_logprobs) or LOGPROBS in self.include
 
     def as_chat(self) -> ChatRequest:
         """The chat's body. Raises ApiError."""
@@ -110,6 +127,8 @@ class ResponsesRequest(Strict):
             "top_p": self.top_p,
             "top_k": self.top_k,
             "prompt_cache_key": self.prompt_cache_key,
+            "logprobs": self.has_logprobs,
+            "top_logprobs": self.top_logprobs,
         }
         if "parallel_tool_calls" in self.model_fields_set:
             given["parallel_tool_calls"] = self.parallel_tool_calls
@@ -190,6 +209,9 @@ def _tool(index: int, tool: Mapping[str, Any]) -> Object:
 def _choice(choice: str | Mapping[str, Any]) -> str | Object:
     if isinstance(choice, str):
         return choice
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        inner = {"mode": choice.get("mode"), "tools": [_choice(one) for one in choice["tools"]]}
+        return {"type": "allowed_tools", "allowed_tools": inner}
     if choice.get("type") != "function":
         raise _unsupported("tool_choice", choice.get("type"), "functions")
     return {"type": "function", "function": {"name": choice.get("name")}}

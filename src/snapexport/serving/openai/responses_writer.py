@@ -9,15 +9,13 @@ from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.model import Model
 from snapexport.serving.openai.answers import Answer, CallEnd, CallHead, CallPiece, Part
 from snapexport.serving.openai.errors import ApiError
+from snapexport.serving.openai.logprobs import chat_logprobs
 from snapexport.serving.openai.preprocess import Prepared
 from snapexport.serving.openai.responses_body import ResponsesRequest
 from snapexport.serving.openai.writer import Object, Usage, Writer
 
 KINDS = {Content: ("message", "output_text"), Reasoning: ("reasoning", "reasoning_text")}
 """Of texts: the type of their items, and of the part that an item has."""
-
-
-_MARKS: Object = {"annotations": [], "logprobs": []}
 
 
 class ResponsesWriter(Writer):
@@ -35,6 +33,9 @@ class ResponsesWriter(Writer):
         self._events: list[Object] = []
         self._numbered = 0
         self._ended: str | None = None
+        self._text_of = model.text_of if body.has_logprobs else None
+        self._logprobs: list[Object] = []
+        """Of tokens whose text has not come yet."""
 
     def whole(self, answers: Sequence[OutputDelta]) -> Object:
         """The response object."""
@@ -67,11 +68,15 @@ class ResponsesWriter(Writer):
 
     def _take(self, output: OutputDelta) -> None:
         self._usage.add(0, output)
+        if self._text_of:
+            self._logprobs += chat_logprobs(output.logprobs, self._text_of)["content"]
         for part in self._answer.parts(output):
             self._add(part)
         self._ended = output.finish_reason or self._ended
 
     def _add(self, part: Part) -> None:
+        if not isinstance(part, Content):
+            self._logprobs = []
         if isinstance(part, CallHead):
             self._close()
             self._begin_call(part)
@@ -89,7 +94,11 @@ class ResponsesWriter(Writer):
             self._begin(type(part))
         item = self._items[-1]
         item["content"][0]["text"] += part.text
-        self._tell_part(f"{KINDS[type(part)][1]}.delta", item, delta=part.text, **_logprobs(part))
+        more: Object = {}
+        if isinstance(part, Content):
+            more, self._logprobs = {"logprobs": self._logprobs}, []
+            item["content"][0]["logprobs"] = [*item["content"][0]["logprobs"], *more["logprobs"]]
+        self._tell_part(f"{KINDS[type(part)][1]}.delta", item, delta=part.text, **more)
 
     def _begin(self, kind: type[Content] | type[Reasoning]) -> None:
         """Begin an item with a part whose text is empty."""
@@ -101,7 +110,8 @@ class ResponsesWriter(Writer):
         self._open = kind
         self._tell_item("output_item.added", item)
         part: Object = {"type": part_type, "text": ""}
-        item["content"].append(part | (_MARKS if kind is Content else {}))
+        part |= {"annotations": [], "logprobs": []} if kind is Content else {}
+        item["content"].append(part)
         self._tell_part("content_part.added", item, part=dict(item["content"][0]))
 
     def _close(self) -> None:
@@ -114,7 +124,7 @@ class ResponsesWriter(Writer):
     def _close_text(self, kind: type[Content | Reasoning | CallHead]) -> None:
         item, part_type = self._items[-1], KINDS[kind][1]
         text = item["content"][0]["text"]
-        logprobs = _logprobs(Content("")) if kind is Content else {}
+        logprobs = {"logprobs": item["content"][0]["logprobs"]} if kind is Content else {}
         self._open = None
         item["status"] = "incomplete" if self._ended == "length" else "completed"
         self._tell_part(f"{part_type}.done", item, text=text, **logprobs)
@@ -172,16 +182,11 @@ class ResponsesWriter(Writer):
         used = self._usage
         return {
             "input_tokens": used.prompt,
-            "input_tokens_details": {"cached_tokens": used.cached},
+            "input_tokens_details": {"cached_tokens": used.cached, "cache_write_tokens": 0},
             "output_tokens": used.completion,
             "output_tokens_details": {"reasoning_tokens": 0},  # not counted apart
             "total_tokens": used.prompt + used.completion,
         }
-
-
-def _logprobs(part: Content | Reasoning) -> Object:
-    """A field that events of content must have."""
-    return {"logprobs": []} if isinstance(part, Content) else {}
 
 
 def _id(kind: str) -> str:
@@ -209,5 +214,6 @@ def _head(model: str, body: ResponsesRequest) -> Object:
         "tools": body.tools,
         "top_p": body.top_p,
         "truncation": body.truncation,
-        "metadata": {},
+        "metadata": body.metadata,
+        "top_logprobs": body.top_logprobs,
     }

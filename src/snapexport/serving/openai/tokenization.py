@@ -11,6 +11,7 @@ from snapexport.serving.openai.errors import client_errors, invalid
 from snapexport.serving.openai.messages_body import Prompt
 from snapexport.serving.openai.preprocess import rendered
 from snapexport.serving.openai.protocol import Conversation
+from snapexport.serving.openai.responses_body import ResponsesRequest
 from snapexport.serving.openai.strict import Strict
 
 MOST_TOKENS = 1 << 20
@@ -66,8 +67,13 @@ def detokenize(model: Model, body: DetokenizeRequest) -> dict[str, Any]:
     return {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
 
-def count_tokens(model: Model, body: Prompt) -> dict[str, Any]:
+def count_tokens(model: Model, body: Prompt | ResponsesRequest) -> dict[str, Any]:
     """The answer of /v1/messages/count_tokens. Raises ApiError."""
     text = rendered(model, body.as_chat())
     with client_errors("messages"):
         return {"input_tokens": len(model.encode(text))}
+
+
+def count_input(model: Model, body: ResponsesRequest) -> dict[str, Any]:
+    """The answer of /v1/responses/input_tokens. Raises ApiError."""
+    return {"object": "response.input_tokens", **count_tokens(model, body)}

@@ -56,7 +56,28 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+class Allowed(BaseModel):
+    """The tools that may be called, and whether one must be."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class AllowedTools(BaseModel):
+    """A choice of some tools: the others are not shown."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
+ToolChoice = (
+    Literal["none", "auto", "required"]
+    | Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
+)
 
 
 class CalledFunction(BaseModel):
@@ -78,13 +99,33 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
+def named(choice: ToolChoice) -> set[str]:
+    """The tools that a choice names."""
+    if isinstance(choice, AllowedTools):
+        return {tool.function.name for tool in choice.allowed_tools.tools}
+    return {choice.function.name} if isinstance(choice, NamedTool) else set()
+
+
+def usable(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+    """The tools that the model is shown."""
+    if isinstance(choice, AllowedTools):
+        return [tool for tool in tools if tool.function.name in named(choice)]
+    return [] if choice == "none" else list(tools)
+
+
 def forced(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
     """The tools of which an answer must call one."""
     if isinstance(choice, NamedTool):
-        return [tool for tool in tools if tool.function.name == choice.function.name]
-    return list(tools) if choice == "required" else []
+        return [tool for tool in tools if tool.function.name in named(choice)]
+    mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
+    return usable(tools, choice) if mode == "required" else []
 
 
 def schemas(tools: Iterable[Tool]) -> dict[str, Mapping[str, Any]]:
     """The schema of the parameters of each."""
     return {tool.function.name: tool.function.parameters or {} for tool in tools}
+
+
+def strict_names(tools: Iterable[Tool]) -> list[str]:
+    """The names of those whose parameters must be enforced."""
+    return [tool.function.name for tool in tools if tool.function.strict]
