@@ -49,3 +49,12 @@ def test_streamed_tool_use_is_joined(client: anthropic.Anthropic) -> None:
         final = stream.get_final_message()
     (use,) = [block for block in final.content if block.type == "tool_use"]
     assert weather(**use.input)
+
+
+def test_tool_runner_sends_the_history_with_the_result(client: anthropic.Anthropic) -> None:
+    options: Any = CHAT | {"tool_choice": {"type": "any"}, "max_tokens": 64}
+    tool = anthropic.beta_tool(weather)
+    runner = client.beta.messages.tool_runner(**options, tools=[tool], max_iterations=2)
+    first, second = list(runner)
+    assert first.stop_reason == second.stop_reason == "tool_use"
+    assert second.usage.input_tokens > first.usage.input_tokens

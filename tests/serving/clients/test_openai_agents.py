@@ -1,6 +1,7 @@
 """openai-agents, whose default is /v1/responses: an object, a tool, and a stream."""
 
 import asyncio
+from functools import wraps
 from typing import Any
 
 import openai
@@ -34,6 +35,26 @@ def test_required_tool_is_called() -> None:
         tool_use_behavior="stop_on_first_tool",
     )
     assert "sunny for" in Runner.run_sync(helper, QUESTION).final_output
+
+
+def test_required_tool_comes_before_the_output_type() -> None:
+    called: list[Any] = []
+
+    @wraps(weather)
+    def once(*given: Any, **named: Any) -> str:
+        """A small model would call again and again."""
+        called.append(given or named)
+        return weather(*given, **named)
+
+    helper = agent(
+        output_type=City,
+        tools=[function_tool(once, is_enabled=lambda *_: not called)],
+        model_settings=ModelSettings(tool_choice="required"),
+    )
+    done = Runner.run_sync(helper, QUESTION)
+    kinds = [item.type for item in done.new_items]
+    assert kinds == ["tool_call_item", "tool_call_output_item", "message_output_item"]
+    assert isinstance(done.final_output, City)
 
 
 def test_stream_has_deltas() -> None:
