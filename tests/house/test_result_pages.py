@@ -98,6 +98,19 @@ def sparse_text() -> Iterator[str]:
     yield "text loses {} nats a token, numbers {}; {}, {} and {}".format(*more, *counts)
 
 
+def sparse_key() -> Iterator[str]:
+    """How much likelier the right pass key is by chosen blocks than by the newest positions."""
+    rows = report("quality", "sparse_prefill_qwen")["rows"]
+    lost = {
+        (row["seed"], row["way"]): part["nats"] / part["tokens"]
+        for row in rows
+        for part in row["parts"]
+        if part["kind"] == "needle"
+    }
+    seeds = {row["seed"] for row in rows}
+    yield f"key {mean([lost[seed, 'newest'] - lost[seed, 'blocks'] for seed in seeds])} nats"
+
+
 def _is_number(row: Row, way: str) -> bool:
     return row["way"] == way and row["kind"] in ("needle", "keys")
 
@@ -240,7 +253,7 @@ def lost(name: str, length: int, system: str, share: int) -> Row:
 def texts() -> Iterator[str]:
     """Nats lost a token of running text, by model, prompt, share and cache."""
     for model, length, name in TEXTS:
-        shown = product((4, 8, 16), ("snapstream", "streaming"))
+        shown = product((4, 8), ("snapstream", "streaming"))
         cells = (lost(name, length, system, share) for share, system in shown)
         yield line(model, f"{length:,}", *(mean(row["losses"]) if row else "" for row in cells))
 
@@ -295,8 +308,7 @@ def asked() -> Iterator[str]:
     for one in ASKED:
         ours = (one.share("snapstream", part) for part in (4, 8, 16))
         others = (one.share(system, 4) for system in ("streaming", "snapkv"))
-        least = (one.share(system, 16) for system in ("streaming", "snapkv"))
-        cells = (one.share("full"), *ours, *others, *least)
+        cells = (one.share("full"), *ours, *others)
         yield line(one.what, one.model, f"{one.length:,}", *cells)
 
 
@@ -340,6 +352,7 @@ TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "sparse prefill": ("speed.md", sparse_prefill),
     "needles of sparse prefill": ("speed.md", sparse_needles),
     "text of sparse prefill": ("speed.md", sparse_text),
+    "pass keys of sparse prefill": ("speed.md", sparse_key),
     "peers": ("speed.md", peers),
     "text": (DETAILS, text),
     "needles": (DETAILS, lambda: answered(NEEDLES, {})),
