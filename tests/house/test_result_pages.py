@@ -115,6 +115,34 @@ def _is_number(row: Row, way: str) -> bool:
     return row["way"] == way and row["kind"] in ("needle", "keys")
 
 
+OPENVINO = (
+    *("snapexport int8, SnapStream, OpenVINO in bf16", "OpenVINO GenAI int8"),
+    *("OpenVINO GenAI int8, evicting", "snapexport int4, SnapStream, OpenVINO in bf16"),
+    *("OpenVINO GenAI int4", "OpenVINO GenAI int4, evicting"),
+)
+
+
+WITHOUT_AMX = {
+    "request": [(1000, "ttft", 1.0, 2), (7900, "ttft", 1.0, 1), (7900, "request", 1.0, 1)],
+    "request_qwen": [
+        *[(1000, "ttft", 1.0, 2), (8000, "ttft", 1.0, 1)],
+        *[(32000, "ttft", 1.0, 0), (32000, "step", 1e3, 1)],
+    ],
+}
+"""By experiment: prompt, what is shown of it, in which unit, and digits."""
+
+
+def without_amx() -> Iterator[str]:
+    for system in OPENVINO:
+        cells = []
+        for name, columns in WITHOUT_AMX.items():
+            rows = report("speed", f"{name}_without_amx")["summary"]
+            for prompt, kind, scale, digits in columns:
+                row = found(rows, system=system, prompt=prompt)
+                cells.append(f"{scale * row[kind]:.{digits}f}" if row else "")
+        yield line(system, *cells)
+
+
 PEERS = (
     *("snapexport fp32, SnapStream", "snapexport fp32, full", "onnxruntime-genai fp32"),
     *("transformers, static", "kvpress SnapKVPress", "llama.cpp F32"),
@@ -353,6 +381,7 @@ TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "needles of sparse prefill": ("speed.md", sparse_needles),
     "text of sparse prefill": ("speed.md", sparse_text),
     "pass keys of sparse prefill": ("speed.md", sparse_key),
+    "without AMX": ("speed.md", without_amx),
     "peers": ("speed.md", peers),
     "text": (DETAILS, text),
     "needles": (DETAILS, lambda: answered(NEEDLES, {})),
