@@ -110,12 +110,12 @@ def figures(root: Path) -> list[Figure]:
     python = [file for file in shipped if file.suffix == ".py"]
     lengths = sorted(length for file in python for length in _functions(file))
     return [
-        Figure("shipped lines", _lines(shipped), 64_840),
+        Figure("shipped lines", _lines(shipped), 65_260),
         *(Figure(f"  {name}", _lines(_files(root / name), SOURCES)) for name in SHIPPED),
         Figure("files of the wheel", sum(1 for _ in _wheel(root))),
-        Figure("lines that LLM reaches", _lines(of_llm), 12_450),
+        Figure("lines that LLM reaches", _lines(of_llm), 12_580),
         Figure("  files", len(of_llm)),
-        Figure("lines of tests", _lines(tests), 49_045),
+        Figure("lines of tests", _lines(tests), 49_470),
         Figure("  files flat in tests/", sum(file.parent == root / "tests" for file in tests)),
         Figure("lines of tools", _lines(tools) - _lines(studies), 1_500),
         Figure("lines of studies", _lines(studies)),

@@ -78,43 +78,6 @@ def sparse_prefill() -> Iterator[str]:
             yield line(*sizes, *seconds, f"{row['share']:.2f}")
 
 
-def sparse_needles() -> Iterator[str]:
-    rows = report("quality", "sparse_needles_smollm2")["results"]
-    own, full = (
-        round(20 * found(rows, system=system, mode="aware", samples=20)["score"])
-        for system in ("snapstream", "full")
-    )
-    yield f"finds {own} of 20 numbers, the full cache without a\nbudget {full} "
-
-
-def sparse_text() -> Iterator[str]:
-    rows = report("quality", "sparse_prefill_qwen")["summary"]
-    text, keys = (found(rows, kind=kind, way="blocks") for kind in ("text", "keys"))
-    more = (f"{nats(row['more'])} ({nats(row['more_se'])})" for row in (text, keys))
-    counts = (
-        sum(round(row["found"] * row["answers"]) for row in rows if _is_number(row, way))
-        for way in ("everything", "blocks", "newest")
-    )
-    yield "text loses {} nats a token, numbers {}; {}, {} and {}".format(*more, *counts)
-
-
-def sparse_key() -> Iterator[str]:
-    """How much likelier the right pass key is by chosen blocks than by the newest positions."""
-    rows = report("quality", "sparse_prefill_qwen")["rows"]
-    lost = {
-        (row["seed"], row["way"]): part["nats"] / part["tokens"]
-        for row in rows
-        for part in row["parts"]
-        if part["kind"] == "needle"
-    }
-    seeds = {row["seed"] for row in rows}
-    yield f"key {mean([lost[seed, 'newest'] - lost[seed, 'blocks'] for seed in seeds])} nats"
-
-
-def _is_number(row: Row, way: str) -> bool:
-    return row["way"] == way and row["kind"] in ("needle", "keys")
-
-
 OPENVINO = (
     *("snapexport int8, SnapStream, OpenVINO in bf16", "OpenVINO GenAI int8"),
     *("OpenVINO GenAI int8, evicting", "snapexport int4, SnapStream, OpenVINO in bf16"),
@@ -377,9 +340,6 @@ TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "context": ("speed.md", context),
     "overhead": ("speed.md", overhead),
     "sparse prefill": ("speed.md", sparse_prefill),
-    "needles of sparse prefill": ("speed.md", sparse_needles),
-    "text of sparse prefill": ("speed.md", sparse_text),
-    "pass keys of sparse prefill": ("speed.md", sparse_key),
     "without AMX": ("speed.md", without_amx),
     "peers": ("speed.md", peers),
     "text": (DETAILS, text),

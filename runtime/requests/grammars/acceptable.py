@@ -12,6 +12,9 @@ _LENGTHS = "minLength", "maxLength"
 
 _COUNTS = *_LENGTHS, "minItems", "maxItems", "minProperties", "maxProperties"
 
+_ANY_NAME: tuple[Any, ...] = ({"type": "string"}, {}, True)
+"""Of `propertyNames`: what clients say of records."""
+
 _BOUNDS = "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"
 
 _TINY, _HUGE, _MOST = 1e-75, 10**18 - 64, 2**63 - 512
@@ -27,7 +30,9 @@ _HEAD = re.compile(r"\^([\w-]+\$?)(?![*?{])[^|]*")
 
 
 def acceptable(schema: Any, lenient: bool) -> Any:
-    """The schema with counts such as 1.0 as integers. lenient: without what would be refused.
+    """The schema with counts such as 1.0 as integers, without names that may be any.
+
+    lenient: without what would be refused.
 
     What llguidance ignores in lenient schemas by itself, such as `not`, stays.
     """
@@ -45,6 +50,8 @@ def _acceptable(schema: Any, lenient: bool) -> Any:
     for key in _COUNTS:
         if isinstance(count := inner.get(key), float) and count.is_integer():
             inner[key] = int(count)
+    if inner.get("propertyNames") in _ANY_NAME:
+        del inner["propertyNames"]
     dropped = set(_refused(inner)) if lenient else ()
     return {key: value for key, value in inner.items() if key not in dropped}
 

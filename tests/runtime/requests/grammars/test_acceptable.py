@@ -93,3 +93,12 @@ def test_a_schema_that_is_too_deep_is_left_to_llguidance() -> None:
     for _ in range(5000):
         schema = {"items": schema}
     assert acceptable(schema, True) is schema
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+def test_names_of_records_may_be_any(lenient: bool) -> None:
+    record = {"type": "object", "additionalProperties": {"type": "null"}}
+    compile_schema(record | {"propertyNames": {"type": "string"}}, lenient)
+    assert acceptable(record | {"propertyNames": {}}, lenient) == record
+    bounded = record | {"propertyNames": {"maxLength": 3}}
+    assert acceptable(bounded, lenient) == bounded
