@@ -321,6 +321,20 @@ def options() -> Iterator[str]:
         yield line(name, round(20 * found(rows, system="snapstream" + change)["score"]))
 
 
+def functions() -> Iterator[str]:
+    """Functions of 10 that SnapStream copies, one option changed."""
+    rows = report("quality", "qwen_function_4000")["results"]
+    for name, changes in {
+        "the defaults (`--pool-kernel 31`)": [""],
+        "`--pool-kernel 63`": [":pool_kernel=63"],
+        "`--L-recent 30`, so that more is kept by the vote": [":L_recent=30"],
+        "`--L-obs 64`, `--group max`, `--vote sum`": [":L_obs=64", ":group=max", ":vote=sum"],
+    }.items():
+        scores = {round(10 * found(rows, system=f"snapstream{one}")["score"]) for one in changes}
+        (copied,) = scores
+        yield line(name, f"{copied} each" if len(changes) > 1 else copied)
+
+
 def retrieval() -> Iterator[str]:
     """Entries of a register that the toy checkpoints find."""
     for checkpoint in ("untaught", "bundled"):
@@ -347,6 +361,7 @@ TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "question after compression": (DETAILS, lambda: answered(AFTER, PSEUDO)),
     "narrow dtypes": (DETAILS, narrow),
     "options": (DETAILS, options),
+    "functions": (DETAILS, functions),
     "retrieval": (DETAILS, retrieval),
     "texts": ("quality.md", texts),
     "asked": ("quality.md", asked),

@@ -43,6 +43,7 @@ from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.engine.openvino_options import Precision
 from snapexport.runtime.engine.takers.chunks import Chunks
+from snapexport.runtime.openvino.backend import OpenVinoBackend
 from snapexport.runtime.requests.pieces import CHUNK
 from snapexport.runtime.requests.prompts import load_tokenizer
 from snapexport.runtime.requests.sampling import log_softmax
@@ -179,8 +180,7 @@ class Ways:
         self._taker, self._chunk = taker, sparse.chunk
         self._shared = sparse.budget - sparse.budget % sparse.chunk + sparse.chunk
         newest = _edited(build, work / "newest.build", PREFILL_SPARSE, _latest(sparse.blocks - 1))
-        make: Any = type(opened.backend)
-        backend = make(newest, taker._loaded.graphs, threads, None, PRECISION)
+        backend = OpenVinoBackend(newest, taker._loaded.graphs, threads, None, PRECISION)
         entry = build.manifest.graphs[PREFILL_SPARSE]
         given = taker._sparse.buffers | taker._loaded.weights
         graphs = None, taker._sparse, BoundGraph(backend, PREFILL_SPARSE, entry, given)
