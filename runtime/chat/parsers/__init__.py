@@ -7,7 +7,7 @@
     json_reader    a call in JSON after a header, piece by piece where it can be
     json_calls     its syntax: Hermes and Qwen, Granite, Llama 3, Mistral, DeepSeek
     xml_calls      calls in tags: Qwen3-Coder
-    json_types     which of JSON's types a schema admits
+    json_types     which of JSON's types a tool's parameters may have
     gemma_calls    calls of FunctionGemma and Gemma 4
     python_calls   calls in Python's syntax: Llama 4
     harmony        the channels of gpt-oss, reasoning and calls alike

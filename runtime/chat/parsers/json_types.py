@@ -1,4 +1,4 @@
-"""Tells which of JSON's types a schema admits."""
+"""Tells which of JSON's types the parameters of a tool may have."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,18 +18,20 @@ def type_of(value: Any) -> str:
     return _OF_PYTHON.get(type(value), "")
 
 
-class Typed:
-    """The types of schemas within a root, as far as type, enum, const, choices and $ref say."""
+class ParameterTypes:
+    """Of a tool, as far as type, enum, const, choices and $ref in its schema say."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._known: dict[int, Types] = {}
         """By identity: schemas may lead to themselves, and hostile ones repeat their references."""
 
-    def of(self, schema: Any) -> Types:
-        """All where the schema says nothing, or is too deep."""
+    def of(self, name: str) -> Types:
+        """Those of a parameter. A text if the tool doesn't know it; all if nothing is said."""
+        properties = self._root.get("properties")
+        schema = properties.get(name) if isinstance(properties, dict) else None
         try:
-            return self._of(schema)
+            return TEXT if schema is None else self._of(schema)
         except RecursionError:
             return _ALL
 

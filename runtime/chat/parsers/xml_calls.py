@@ -5,11 +5,11 @@ their ends.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from snapexport.runtime.chat.parsers.calls import dumped, loaded
-from snapexport.runtime.chat.parsers.json_types import TEXT, Typed, Types, type_of
+from snapexport.runtime.chat.parsers.json_types import TEXT, ParameterTypes, Types, type_of
 from snapexport.runtime.chat.parsers.parser import (
     Call,
     CallArguments,
@@ -49,7 +49,7 @@ class XmlReader:
     def __init__(self, tools: Tools) -> None:
         self._tools, self._searched = tools, 0
         self._stage: Callable[[str], Found | None] = self._read_beginning
-        self._parameters = _Parameters({})
+        self._parameters = ParameterTypes({})
         self._types = TEXT
         self._is_at_start = True
 
@@ -69,7 +69,7 @@ class XmlReader:
     def _read_beginning(self, text: str) -> Found | None:
         match = _BEGINNING.match(text[:MOST_HEAD])
         if match and match[1] in self._tools:
-            self._parameters = _Parameters(self._tools[match[1]])
+            self._parameters = ParameterTypes(self._tools[match[1]])
             return self._begun(match, "{", [CallBegun(match[1])])
         if len(text) > MOST_HEAD and not _HEAD.match(text):
             return Found(1)
@@ -82,16 +82,16 @@ class XmlReader:
         head = _HEAD.match(text)
         if head is None:
             return ()
-        known = _Parameters(self._tools.get(head[1], {}))
+        known = ParameterTypes(self._tools.get(head[1], {}))
         arguments, at = {}, head.end()
         while match := _PARAMETER.match(text, at):
-            arguments[match[1]] = _value(match[2], known.types(match[1]))
+            arguments[match[1]] = _value(match[2], known.of(match[1]))
             at = match.end()
         return () if text[at:].strip() else (Call(head[1], dumped(arguments)),)
 
     def _begun(self, match: re.Match[str], before: str, events: Sequence[CallEvent]) -> Found:
         """Begin a value after its key."""
-        self._types = self._parameters.types(match["key"])
+        self._types = self._parameters.of(match["key"])
         self._searched, self._is_at_start = 0, True
         self._stage = self._read_text if self._types == TEXT else self._read_value
         quote = '"' if self._types == TEXT else ""
@@ -128,19 +128,6 @@ class XmlReader:
         if _UNSURE.fullmatch(text) or _PART.fullmatch(text):
             return None
         return Found(0, [CallEnded(is_valid=False)])
-
-
-class _Parameters:
-    """The types of a tool's parameters."""
-
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        properties = schema.get("properties")
-        self._schemas = properties if isinstance(properties, dict) else {}
-        self._typed = Typed(schema)
-
-    def types(self, key: str) -> Types:
-        """Text where the tool doesn't know the parameter."""
-        return TEXT if self._schemas.get(key) is None else self._typed.of(self._schemas[key])
 
 
 def _escaped(text: str) -> str:
