@@ -57,9 +57,9 @@ class Grammars:
     def _compiled(self, outputs: StructuredOutputs, opened: _Opened) -> Grammar:
         from snapexport.runtime.requests.grammars import library
 
-        reply = opened.trials.ask([*outputs.source, outputs.lenient])
+        reply = opened.trials.ask([*outputs.source, outputs.lenient, outputs.within])
         text = reply["grammar"]
-        if outputs.within:  # the trial was of the form itself, which text before it would put off
+        if outputs.within:
             text = library.embedded(outputs.within, text)
         matcher = library.matcher_of(opened.tokenizer, text)
         digits = opened.digits if outputs.has_json else None

@@ -29,11 +29,14 @@ class Compiler:
                 vocabulary = library.Vocabulary(**json.loads(given))
                 self._tokenizer, self._end = vocabulary.open(), vocabulary.end
                 return {}
-            kind, text, lenient = json.loads(given)
+            kind, text, lenient, within = json.loads(given)
             try:
-                return {"grammar": self._tried(kind, text, lenient, True)}
+                grammar = self._tried(kind, text, lenient, True)
             except UserError:  # joined objects may leave no answer once they are closed
-                return {"grammar": self._tried(kind, text, lenient, False)}
+                grammar = self._tried(kind, text, lenient, False)
+            if within:  # text before the form puts it off, so that both are tried
+                library.matcher_of(self._tokenizer, library.embedded(within, grammar))
+            return {"grammar": grammar}
         except UserError as error:
             return {"message": error.message, "hint": error.hint}
 

@@ -357,8 +357,20 @@ def deep(levels: int) -> Any:
                 }
             ],
         },
+        {
+            "response_format": {"type": "json_object"},
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "f",
+                        "parameters": {"properties": {"a": {"multipleOf": 99999999}}},
+                    },
+                }
+            ],
+        },
     ],
-    ids=["5000 tools", "40 levels", "no tokens", "a large grammar"],
+    ids=["5000 tools", "40 levels", "no tokens", "a large grammar", "a form beside a slow one"],
 )
 def test_hostile_tools_get_a_400_soon_and_neighbours_go_on(
     served: Served, client: openai.OpenAI, options: Any
