@@ -27,7 +27,8 @@ def call_of(name: Any, arguments: Any) -> Call | None:
     """The call; None without a name, or with arguments that are no object."""
     if isinstance(arguments, str):  # JSON within JSON
         arguments = loaded(arguments)
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+    is_named = isinstance(name, str) and name and _is_unicode(name)
+    if not is_named or not isinstance(arguments, dict):
         return None
     return Call(name, dumped(arguments))
 
@@ -68,7 +69,13 @@ def loaded(text: str) -> Any:
 
 def dumped(value: Any) -> str:
     """The JSON text of a value. Raises ValueError for a number that JSON doesn't have."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text if _is_unicode(text) else json.dumps(value)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether an answer can be encoded with it: halves of characters can't."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _finite(number: str) -> float:

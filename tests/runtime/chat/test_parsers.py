@@ -292,6 +292,13 @@ def test_other_calls_are_told_at_their_end(text: str) -> None:
     assert isinstance(call, Call) and call.arguments == '{"a": 1}'
 
 
+def test_halves_of_characters_stay_escaped() -> None:
+    (call,) = told("hermes", r'<tool_call>{"arguments": {"a": "\ud800"}, "name": "now"}', [])
+    assert isinstance(call, Call) and call.arguments == r'{"a": "\ud800"}'
+    (text,) = told("hermes", r'<tool_call>{"arguments": {}, "name": "\ud800"}', [])
+    assert isinstance(text, Content)
+
+
 def test_every_tool_format_has_a_recorded_call() -> None:
     assert {name for name, _, _ in CALLS} == {row.name for row in TOOL_FORMATS}
 
