@@ -110,7 +110,7 @@ def figures(root: Path) -> list[Figure]:
     python = [file for file in shipped if file.suffix == ".py"]
     lengths = sorted(length for file in python for length in _functions(file))
     return [
-        Figure("shipped lines", _lines(shipped), 65_260),
+        Figure("shipped lines", _lines(shipped), 65_240),
         *(Figure(f"  {name}", _lines(_files(root / name), SOURCES)) for name in SHIPPED),
         Figure("files of the wheel", sum(1 for _ in _wheel(root))),
         Figure("lines that LLM reaches", _lines(of_llm), 12_580),

@@ -175,7 +175,7 @@ CLAIMS: dict[str, Callable[[], bool]] = {
     "and its full cache 13; SnapStream 18, ours in full 14": eviction_of_genai,
     "finds each number in 1/4, 1/8 and 1/32 of the cache with SnapStream and snapkv, none with "
     "streaming": on_a_gpu,
-    "10.4 nats lost instead of 18.4": repeated,
+    "loses 10.4 nats instead of 18.4": repeated,
     "four words loses nothing, one of twelve words 22 nats": long_answers,
     "`--cache-dtype int8` costs .005 nats a token at most": int8_caches,
     "a median of 7 tokens": free_answers,

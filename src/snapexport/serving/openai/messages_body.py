@@ -38,7 +38,7 @@ class ClientTool(Loose):
     strict: bool | None = None
 
 
-class Choice(Loose):
+class ClientToolChoice(Loose):
     """`tool_choice`."""
 
     type: Literal["auto", "any", "none", "tool"]
@@ -72,7 +72,7 @@ class Prompt(Strict):
         Field(default_factory=list)
     )
     tools: list[ClientTool] = Field(default_factory=list)
-    tool_choice: Choice = Field(default_factory=lambda: Choice(type="auto"))
+    tool_choice: ClientToolChoice = Field(default_factory=lambda: ClientToolChoice(type="auto"))
     thinking: Thinking | None = None
     output_config: OutputConfig = Field(default_factory=OutputConfig)
     cache_control: Object | None = None
@@ -196,7 +196,7 @@ def _tool(tool: ClientTool) -> Object:
     return {"type": "function", "function": function}
 
 
-def _choice(choice: Choice) -> str | Object:
+def _choice(choice: ClientToolChoice) -> str | Object:
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name}}
     return CHOICES[choice.type]

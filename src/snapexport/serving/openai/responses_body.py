@@ -52,7 +52,7 @@ class TextOptions(Loose):
     format: Object | None = None
 
 
-class Padding(Loose):
+class ResponsesStreamOptions(Loose):
     """`stream_options`: nothing is padded."""
 
     include_obfuscation: bool = False
@@ -90,7 +90,7 @@ class ResponsesRequest(Strict):
     top_p: float | None = None
     top_k: Whole | None = None
     stream: bool = False
-    stream_options: Padding | None = None
+    stream_options: ResponsesStreamOptions | None = None
     prompt_cache_key: str | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     """Nothing is cut: a longer prompt is refused."""

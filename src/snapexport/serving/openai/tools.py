@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from snapexport.serving.openai.strict import Loose
+
 MOST_TOOLS = 128
 """OpenAI's limit."""
 
@@ -25,10 +27,8 @@ class Function(BaseModel):
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(Loose):
     """An entry of `tools`."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["function"]
     function: Function
@@ -39,36 +39,28 @@ class Tool(BaseModel):
         return {"type": "function", "function": given}
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(Loose):
     """The function of a named choice."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     name: Name
 
 
-class NamedTool(BaseModel):
+class NamedTool(Loose):
     """A choice of one tool."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class Allowed(BaseModel):
+class Allowed(Loose):
     """The tools that may be called, and whether one must be."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1)
 
 
-class AllowedTools(BaseModel):
+class AllowedTools(Loose):
     """A choice of some tools: the others are not shown."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["allowed_tools"]
     allowed_tools: Allowed
