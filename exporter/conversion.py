@@ -204,7 +204,7 @@ def _stack(found: _Collected) -> Tensor | None:
         case [MergeModulelist(dim=0), Concatenate(dim=1)] if len(patterns) == 2:
             if len(counts) > 1:
                 return None
-            parts = tuple(Rows(*pair) for pair in zip(*of_experts, strict=True))
+            parts = tuple(map(Rows, zip(*of_experts, strict=True)))
         case _:
             return None
     alike = len({part.shape for part in parts}) == 1 and len(parts[0].shape) == 2

@@ -98,14 +98,11 @@ def kept(tensor: Tensor, dtype: DType, *, is_part: bool = False) -> Kept | None:
             in_blocks = is_part or not tensor.by_row
             scales = RowScales(tensor, dtype, in_blocks)
             return Kept(tensor.stored, scales, tensor.block[1] * in_blocks)
-        case InTurn():
-            if found := _all_kept((tensor.first, tensor.second), dtype):
-                values = InTurn(*(one.values for one in found))
-                return Kept(values, InTurn(*(one.scales for one in found)), found[0].width)
-        case Stack():
-            if found := _all_kept(tensor.parts, dtype):
-                stacked = Stack(tuple(one.values for one in found))
-                return Kept(stacked, Stack(tuple(one.scales for one in found)), found[0].width)
+        case InTurn(parts) | Stack(parts):
+            if found := _all_kept(parts, dtype):
+                joined = type(tensor)
+                values = joined(tuple(one.values for one in found))
+                return Kept(values, joined(tuple(one.scales for one in found)), found[0].width)
     return None
 
 

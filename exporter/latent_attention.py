@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.onnx import ops as onnx_ops
 from transformers import PretrainedConfig
 
-from snapexport.exporter.tensor_file import BLOCK, Calculated, blocks
+from snapexport.exporter.tensor_file import BLOCK, Rearranged, blocks
 from snapexport.exporter.tensor_file import Tensor as StoredTensor
 from snapexport.graphs.markers import LATENT_ATTENTION, TRACE_DOMAIN
 
@@ -58,7 +58,7 @@ def latent_marker(
 
 
 @dataclass(frozen=True)
-class RowsOfHeads(Calculated):
+class RowsOfHeads(Rearranged):
     """Some rows of every head of a stored matrix [H*n,K]: a tensor [H,count,K].
 
     transposed: [H,K,count] instead.
@@ -69,10 +69,6 @@ class RowsOfHeads(Calculated):
     first: int
     count: int
     transposed: bool = False
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:

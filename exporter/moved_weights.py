@@ -7,18 +7,12 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.exporter.tensor_file import NUMPY_DTYPE, Calculated, Tensor, blocks, hole, is_hole
+from snapexport.exporter.tensor_file import NUMPY_DTYPE, Rearranged, Tensor, blocks, hole, is_hole
 
 
 @dataclass(frozen=True)
-class Swapped(Calculated):
+class Swapped(Rearranged):
     """A stored tensor [N,K] or [E,N,K] as [K,N] or [E,K,N]. One matrix at a time is in memory."""
-
-    stored: Tensor
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -45,6 +46,18 @@ class Calculated(ABC):
 
 Tensor = TensorSpan | Calculated
 """A tensor of a checkpoint: bytes in a file, or something to be calculated of them."""
+
+
+@dataclass(frozen=True)
+class Rearranged(Calculated):
+    """Elements of a stored tensor, or all, in another order."""
+
+    stored: Tensor
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
 
 NUMPY_DTYPE = {one.safetensors: np.dtype(one.numpy) for one in OF_GRAPHS if one.safetensors}
 """The types that graphs can have, by safetensors' names."""

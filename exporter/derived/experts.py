@@ -91,8 +91,7 @@ def _in_turn(stack: Tensor, whole: str) -> Tensor:
         case _ if whole != GATE_UP:
             return stack
         case Stack(parts) if all(isinstance(part, Rows) for part in parts):
-            pairs = (part for part in parts if isinstance(part, Rows))
-            return Stack(tuple(InTurn(part.first, part.second) for part in pairs))
+            return Stack(tuple(InTurn(part.parts) for part in parts if isinstance(part, Rows)))
     return RowsInTurn(stack)
 
 
@@ -104,7 +103,7 @@ def _of_experts(stem: str, whole: str, tensors: Mapping[str, Tensor]) -> Iterato
         if len(found) < 3:
             return
         gate, up, down = found
-        yield InTurn(gate, up) if whole == GATE_UP else down
+        yield InTurn((gate, up)) if whole == GATE_UP else down
 
 
 def _of_stack(stack: TensorSpan, whole: str) -> Iterator[Tensor]:
@@ -114,7 +113,7 @@ def _of_stack(stack: TensorSpan, whole: str) -> Iterator[Tensor]:
             yield _rows(stack, first, rows)
         else:
             half = rows // 2
-            yield InTurn(_rows(stack, first, half), _rows(stack, first + half, half))
+            yield InTurn((_rows(stack, first, half), _rows(stack, first + half, half)))
 
 
 def _rows(stack: TensorSpan, first: int, rows: int) -> TensorSpan:

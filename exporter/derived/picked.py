@@ -7,20 +7,15 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.exporter.tensor_file import BLOCK, NUMPY_DTYPE, Calculated, Tensor, blocks
+from snapexport.exporter.tensor_file import BLOCK, NUMPY_DTYPE, Rearranged, blocks
 from snapexport.files.safetensors import TensorSpan
 
 
 @dataclass(frozen=True)
-class Picked(Calculated):
+class Picked(Rearranged):
     """Rows of a tensor [n, ...], by their indices, which ascend: [len(rows), ...]."""
 
-    stored: Tensor
     rows: tuple[int, ...]
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:

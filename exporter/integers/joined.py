@@ -73,7 +73,7 @@ def as_integers(tensor: Tensor) -> IntegerWeight | IntegerStack | None:
     match tensor:
         case IntegerWeight():
             return tensor
-        case InTurn() | Rows() if found := _of_one_form((tensor.first, tensor.second)):
+        case InTurn() | Rows() if found := _of_one_form(tensor.parts):
             return JoinedIntegers(found[0], found[1], isinstance(tensor, InTurn))
         case Stack() if found := _of_one_form(tensor.parts):
             return IntegerStack(tuple(found))

@@ -17,7 +17,7 @@ from snapexport.exporter.ranks.axes import axis_of
 from snapexport.exporter.tensor_file import (
     BLOCK,
     NUMPY_DTYPE,
-    Calculated,
+    Rearranged,
     Tensor,
     blocks,
     hole,
@@ -35,16 +35,11 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Columns(Calculated):
+class Columns(Rearranged):
     """A part of a tensor [n,...] along an axis that is not the first."""
 
-    stored: Tensor
     axis: int
     share: Share
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,7 +66,7 @@ def cut(tensor: Tensor, axis: int, share: Share) -> Tensor:
         case Stack() if axis > 0:
             return Stack(tuple(cut(part, axis - 1, share) for part in tensor.parts))
         case InTurn() if axis == 0:
-            return InTurn(cut(tensor.first, 0, share), cut(tensor.second, 0, share))
+            return InTurn(tuple(cut(part, 0, share) for part in tensor.parts))
         case RowsOfHeads() if axis == 0:
             heads = tensor.heads // share.ranks
             return replace(tensor, stored=cut(tensor.stored, 0, share), heads=heads)

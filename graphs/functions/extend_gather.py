@@ -3,8 +3,8 @@
 key, value [1,Hkv,N,D] and entry_position int64 [1,Hkv,N], entries in the order of their positions,
 entries and total_length int64 [1], chosen int64 [1,Hkv,K], ascending, -1 where unused
     -> present_key, present_value [1,Hkv,S,D], slot_positions int64 [1,Hkv,S], -1 where empty.
-Attributes: L_sink, L_recent (int), and in graphs with spare ring slots (--tokens-per-step) spare:
-the ring has L_recent + spare slots, and its newest L_recent positions are filled in.
+Attributes: L_sink, L_recent, and spare (int): the ring's slots beyond L_recent, whose newest
+positions are filled in.
 
 As SnapStreamGather, which has all positions: if entries <= S, entry e lies at slot e. Else entry e
 of the ring is position e + total_length - entries, since what was not kept is gone. Sinks are never
@@ -13,13 +13,17 @@ gone.
 
 from snapexport.graphs.functions.function import Function
 
-_TEXT = """
+EXTEND_GATHER = Function(
+    "ExtendGather",
+    """
 <domain: "snapexport", opset_import: ["": 24]>
-ExtendGather <%(attributes)s> (key, value, entry_position, entries, total_length, chosen)
+ExtendGather <L_sink, L_recent, spare> (key, value, entry_position, entries, total_length, chosen)
     => (present_key, present_value, slot_positions)
 {
   s = Constant <value_int: int = @L_sink> ()
-%(ring_slots)s
+  seen = Constant <value_int: int = @L_recent> ()
+  more = Constant <value_int: int = @spare> ()
+  R = Add (seen, more)
   zero = Constant <value_int = 0> ()
   one = Constant <value_int = 1> ()
   none = Constant <value_int = -1> ()
@@ -34,7 +38,9 @@ ExtendGather <%(attributes)s> (key, value, entry_position, entries, total_length
   latest = Sub (newest, age)
   gone = Sub (total_length, entries)
   ring_entry = Sub (latest, gone)
-%(in_ring)s
+  before = Sub (total_length, seen)
+  oldest = Max (s, before)
+  in_ring = GreaterOrEqual (latest, oldest)
   held_in_ring = Where (in_ring, ring_entry, none)
   is_sink = Less (slot, s)
   window_entry = Where (is_sink, slot, held_in_ring)
@@ -49,7 +55,7 @@ ExtendGather <%(attributes)s> (key, value, entry_position, entries, total_length
   # Of entries that fit, the slot's own number.
   K = Shape <start = 2, end = 3> (chosen)
   slots = Add (window, K)
-%(size)s
+  size = Sub (slots, more)
   is_whole = LessOrEqual (entries, size)
   length = Squeeze (slots)
   own_slot = Range (zero, length, one)
@@ -69,26 +75,5 @@ ExtendGather <%(attributes)s> (key, value, entry_position, entries, total_length
   present_key = Mul (keys, filling)
   present_value = Mul (values, filling)
 }
-"""
-
-_PARTS = {
-    "attributes": "L_sink, L_recent",
-    "ring_slots": "  R = Constant <value_int: int = @L_recent> ()",
-    "in_ring": "  in_ring = GreaterOrEqual (latest, s)",
-    "size": "  size = Identity (slots)",
-}
-_WITH_SPARE = {
-    "attributes": "L_sink, L_recent, spare",
-    "ring_slots": """  seen = Constant <value_int: int = @L_recent> ()
-  more = Constant <value_int: int = @spare> ()
-  R = Add (seen, more)""",
-    "in_ring": """  before = Sub (total_length, seen)
-  oldest = Max (s, before)
-  in_ring = GreaterOrEqual (latest, oldest)""",
-    "size": "  size = Sub (slots, more)",
-}
-
-
-def extend_gather(spare: bool) -> Function:
-    """spare: for rings with spare slots."""
-    return Function("ExtendGather", _TEXT % (_WITH_SPARE if spare else _PARTS))
+""",
+)

@@ -21,7 +21,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.graphs.compression import PromptStates, Scores, select, sharing
-from snapexport.graphs.functions.extend_gather import extend_gather
+from snapexport.graphs.functions.extend_gather import EXTEND_GATHER
 from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import (
     call,
@@ -145,10 +145,8 @@ def _keep(
     held = (*entries[2].shape[:2], shape.cache_slots)
     outputs.append(gs.Variable(names.present_slot_positions(layer), np.int64, held))
     inputs = [*entries, states.prompt_length, chunk.total_length, chosen]
-    ring = {"L_sink": shape.L_sink, "L_recent": shape.L_recent}
-    if shape.spare:
-        ring["spare"] = shape.spare
-    call(graph, extend_gather(bool(shape.spare)), inputs, outputs, **ring)
+    ring = {"L_sink": shape.L_sink, "L_recent": shape.L_recent, "spare": shape.spare}
+    call(graph, EXTEND_GATHER, inputs, outputs, **ring)
     graph.outputs.extend(outputs)
 
 

@@ -14,7 +14,7 @@ from snapexport.contract.vote import DEFAULT_POOL_KERNEL
 from snapexport.graphs.functions import EXPERTS
 from snapexport.graphs.functions.block_select import BLOCK_SELECT
 from snapexport.graphs.functions.experts import Experts, experts
-from snapexport.graphs.functions.extend_gather import extend_gather
+from snapexport.graphs.functions.extend_gather import EXTEND_GATHER
 from snapexport.graphs.functions.int8_cache import INT8_ROWS, INT8_SCALE
 from snapexport.graphs.functions.query_window import QUERY_WINDOW
 from snapexport.graphs.functions.repetition import repetition_votes, select_voted
@@ -45,7 +45,7 @@ def function(
         snapkv_select(vote, pool_kernel, softcapped),
         select_voted(vote, pool_kernel),
         repetition_votes(softcapped),
-        extend_gather(spare=False),
+        EXTEND_GATHER,
         *(experts(form, of) for form in EXPERTS),
     ]
     return {one.name: one for one in found}[name].proto()

@@ -242,7 +242,7 @@ def test_stack_of_parts_in_other_dtypes_is_fp32(tmp_path: Path) -> None:
     one, other = np.ones((2, 4), np.float32) / 3, np.ones((2, 4), np.float16) / 7
     save_file({"one": one, "other": other}, tmp_path / "two.safetensors")
     spans = read_header(tmp_path / "two.safetensors")
-    stack = Stack((InTurn(spans["one"], spans["other"]),) * 2)
+    stack = Stack((InTurn((spans["one"], spans["other"])),) * 2)
     assert (stack.dtype, stack.shape, stack.nbytes) == ("F32", (2, 4, 4), 128)
     values = np.concatenate(list(stack.blocks(4, 8))).reshape(stack.shape)
     assert np.array_equal(values[:, 0::2], np.stack([one, one]))
@@ -294,8 +294,9 @@ def sparse(file: Path, rows: int, written: int = 0) -> TensorSpan:
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_experts_of_a_sparse_checkpoint_stay_holes(dtype: Any, tmp_path: Path) -> None:
     gate, up = (sparse(tmp_path / name, 32768, written=8) for name in ("gate", "up"))
-    hollow = InTurn(sparse(tmp_path / "g", 32768), sparse(tmp_path / "u", 32768))
-    checkpoint = Checkpoint(tmp_path, {}, {}, {"stack": Stack((hollow, InTurn(gate, up), hollow))})
+    hollow = InTurn((sparse(tmp_path / "g", 32768), sparse(tmp_path / "u", 32768)))
+    stack = Stack((hollow, InTurn((gate, up)), hollow))
+    checkpoint = Checkpoint(tmp_path, {}, {}, {"stack": stack})
     made = weights.place(checkpoint, ["stack"], dtype, tmp_path / "w", lambda _: None)
     file, itemsize = made.tensors["stack"].file, {"bf16": 2, "fp32": 4}[dtype]
     whole = 3 * 65536 * 1024 * itemsize

@@ -49,7 +49,7 @@ from snapexport.runtime.requests.prompts import load_tokenizer
 from snapexport.runtime.requests.sampling import log_softmax
 
 WAYS = "everything", "blocks", "newest"
-KEYS, ASKED, HOPS = 8, 2, 4
+KEYS, HOPS = 8, 4
 PRECISION: Precision = "bf16"
 WIDEST = 160
 LEAST = 120_000
@@ -85,10 +85,11 @@ class Prompt(NamedTuple):
     answers: list[tuple[str, int, int]]
 
 
-def needles(draws: Draws) -> tuple[list[str], list[Question]]:
+def needles(draws: Draws, keys: int) -> tuple[list[str], list[Question]]:
     """Lines in the order of the text, and what is asked about them.
 
-    A pass key, numbers of several keys, and a value that goes from variable to variable.
+    A pass key, numbers of several keys, of which some are asked for, and a value that goes from
+    variable to variable.
     """
     passkey, value = draws.number(5), draws.number(5)
     numbers = [(draws.key(), draws.number(7)) for _ in range(KEYS)]
@@ -102,7 +103,7 @@ def needles(draws: Draws) -> tuple[list[str], list[Question]]:
     draws.rng.shuffle(is_chain)
     lines = [chain.pop(0) if one else others.pop(0) for one in is_chain]
     asked = [Question("needle", "What is the pass key?", "The pass key is", f" {passkey}")]
-    for key, number in draws.rng.sample(numbers, ASKED):
+    for key, number in draws.rng.sample(numbers, keys):
         beginning = f"The special magic number for {key} is"
         question = f"What is the special magic number for {key} in the text?"
         asked.append(Question("keys", question, beginning, f" {number}"))
@@ -113,11 +114,11 @@ def needles(draws: Draws) -> tuple[list[str], list[Question]]:
 
 
 def prompt(
-    lines: Sequence[str], seed: int, tokenizer: Tokenizer, turns: Turns, tokens: int
+    lines: Sequence[str], seed: int, tokenizer: Tokenizer, turns: Turns, tokens: int, keys: int = 2
 ) -> Prompt:
     """At most so many tokens: a part of a document with needles, questions and answers."""
     draws = Draws("sparse_prefill", seed)
-    hidden, asked = needles(draws)
+    hidden, asked = needles(draws, keys)
     shares = sorted(draws.rng.random() * LATEST for _ in hidden)
     first = draws.rng.randrange(len(lines) // 8)
 
@@ -278,7 +279,7 @@ def measured(given: argparse.Namespace, done: set[tuple[int, str]]) -> Iterator[
     for seed in range(given.samples):
         document = texts[(7 * seed + seed // len(texts)) % len(texts)]
         lines = [f"{line[:WIDEST]}\n" for line in document.text.splitlines() if line.strip()]
-        asked = prompt(lines, seed, tokenizer, turns, given.length)
+        asked = prompt(lines, seed, tokenizer, turns, given.length, given.keys)
         for way in WAYS:
             if (seed, way) not in done:
                 labels = {"seed": seed, "document": document.name, "way": way}
@@ -332,6 +333,7 @@ def main() -> None:
     parser.add_argument("--documents", type=Path, nargs="+", required=True)
     parser.add_argument("--length", type=int, default=8000, help="tokens of a prompt, at most")
     parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument("--keys", type=int, default=2, help="of 8 asked for in a sample")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
