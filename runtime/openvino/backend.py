@@ -30,7 +30,7 @@ _CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
 
 
 @cache
-def _core() -> Any:
+def core() -> Any:
     """One for the process.
 
     Its CPU plugin gives the thread a stack for signal handlers. Plugins that end in another order
@@ -60,7 +60,7 @@ class OpenVinoBackend:
         self.memory = HostMemory()
         self._build = build
         self._device, self._precision = device or "CPU", precision or "f32"
-        _require(_core(), self._device, self._precision)
+        _require(self._device, self._precision)
         self._settings: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
         if threads is not None:
             self._settings["INFERENCE_NUM_THREADS"] = threads
@@ -101,7 +101,7 @@ class OpenVinoBackend:
         precision = "f32" if graph == "compress" else self._precision
         settings = self._settings | {"INFERENCE_PRECISION_HINT": precision}
         try:
-            compiled = _core().compile_model(model, self._device, settings)
+            compiled = core().compile_model(model, self._device, settings)
         except Exception as error:  # OpenVINO's exceptions share no narrower public base
             raise UserError(
                 f"OpenVINO cannot compile {path} for {self._device}: {first_line(error)}",
@@ -112,9 +112,9 @@ class OpenVinoBackend:
         return read, compiled
 
 
-def _require(core: Any, device: str, precision: str) -> None:
+def _require(device: str, precision: str) -> None:
     """Raise UserError for what this machine lacks."""
-    found = sorted({name.partition(".")[0] for name in core.available_devices})
+    found = sorted({name.partition(".")[0] for name in core().available_devices})
     if device not in found:
         raise UserError(
             f"OpenVINO finds no {device} on this machine",
@@ -124,7 +124,7 @@ def _require(core: Any, device: str, precision: str) -> None:
         raise UserError(
             f"OpenVINO has no precision '{precision}'", f"choose from {', '.join(PRECISIONS)}"
         )
-    able = core.get_property(device, "OPTIMIZATION_CAPABILITIES")
+    able = core().get_property(device, "OPTIMIZATION_CAPABILITIES")
     if precision in _CAPABILITIES and _CAPABILITIES[precision] not in able:
         raise UserError(
             f"this {device} does not calculate in {precision}",

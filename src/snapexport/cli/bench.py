@@ -11,6 +11,7 @@ process, in turn.
 examples:
   snapexport bench qwen.build
   snapexport bench qwen.build --contexts 1024 4096 16384 --batches 1 4 --baseline
+  snapexport bench qwen.build --backend openvino --precision bf16
   snapexport bench qwen.build --server http://127.0.0.1:8000 --clients 1 4 16
 """
 
@@ -38,7 +39,7 @@ RESULTS = "results.json"
 
 SHARED = {
     "repeat": "rounds: everything is measured in turn in each",
-    "threads": "of ONNX Runtime and the probes (default: all cores)",
+    "threads": "of the backend and the probes (default: all cores)",
     "prepack": "rearrange a copy of the weights for decode: for up to 7 slots or more than 32",
     "seed": "other prompts",
 }
@@ -47,6 +48,8 @@ SPEED = {
     "batches": "batch slots that decode at a time (default: one, and all of the build's)",
     "decode_steps": "timed in a row, in each round",
     "baseline": "measure the full cache's graphs too: a build made with --baseline",
+    "backend": "what runs the graphs",
+    "precision": "what OpenVINO calculates in (default: f32)",
 }
 LOAD = {
     "server_model": "its name on the server (default: the build directory's, without its suffix)",
@@ -119,7 +122,9 @@ def _speed(arguments: argparse.Namespace) -> Job:
     results.summary, results.about = speed.summary, plan.about()
     return Job(
         results,
-        lambda: speed.run(plan, results, probes.probes(threads)),
+        lambda: speed.run(
+            plan, results, probes.probes(threads, options.backend, options.precision)
+        ),
         lambda: _print_expected(plan),
     )
 

@@ -29,10 +29,12 @@ def print_report(report: Row) -> None:
     """A table for each thing that was measured."""
     from snapexport.measure.bench import load, speed
 
-    machine = report["machine"]
+    machine, settings = report["machine"], report["settings"]
+    engine = settings.get("backend", "onnxruntime")
+    version, precision = machine["versions"].get(engine, "?"), settings.get("precision")
     OUT.print(
         f"{machine['processor']}, {machine['cores']} cores, {spelled(machine['memory_bytes'])}, "
-        f"onnxruntime {machine['versions'].get('onnxruntime', '?')}, "
+        f"{engine} {version}{f' in {precision}' if precision else ''}, "
         f"load before: {machine['load_average'][0]}"
     )
     if machine["load_average"][0] > machine["cores"] / 2:

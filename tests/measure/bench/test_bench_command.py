@@ -16,11 +16,12 @@ from snapexport.cli.bench_view import BenchProgress
 from snapexport.cli.console import ERR
 from snapexport.contract.build_directory import Build
 from snapexport.measure.bench import memory, plots, probes
-from snapexport.measure.bench.probes import bandwidth, matmul
+from snapexport.measure.bench.probes import bandwidth, matmul, openvino_matmul
 from snapexport.measure.plots import STYLE
 from snapexport.start import end_on_signals
 from tests.measure.bench import triton
 from tests.measure.bench.triton import FakeTriton
+from tests.oracle.cases import Case, build_of
 
 FAST = ["--repeat", "2", "--decode-steps", "2", "--threads", "1", "--batches", "2", "1"]
 USED = {"empty": 10, "loaded": 20, "peak": 30, "anonymous_loaded": 5, "anonymous": 6}
@@ -124,6 +125,18 @@ def test_bench_json_is_one_line_and_results_stand_beside_the_build(
         printed, report = last_line(capsys)
         assert len(printed.splitlines()) == 1
     assert json.loads((tmp_path / "tiny.build.bench" / "results.json").read_text()) == report
+
+
+@pytest.mark.usefixtures("fixed_memory", "no_plots")
+def test_bench_in_openvino_multiplies_there_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(probes, "openvino_matmul", partial(openvino_matmul, rows=16))
+    monkeypatch.setattr(probes, "matmul", None)
+    flags = ["--backend", "openvino", "--precision", "f32", "--out", tmp_path / "out", *FAST[:-3]]
+    assert run(build_of(Case(target="portable", batch=2)), *flags) == 0
+    assert {row["batch"] for row in last_line(capsys)[1]["sections"]["decode"]} == {1, 2}
 
 
 @pytest.fixture

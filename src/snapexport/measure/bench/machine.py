@@ -9,7 +9,7 @@ from typing import Any
 
 import snapexport
 
-_PACKAGES = "onnxruntime onnxruntime-gpu numpy torch transformers onnx safetensors".split()
+_PACKAGES = "onnxruntime onnxruntime-gpu openvino numpy torch transformers onnx safetensors".split()
 
 
 def cores() -> int:

@@ -1,10 +1,15 @@
 """The options of `snapexport bench`. The command line's flags and defaults are made from them."""
 
 from dataclasses import dataclass
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from snapexport.errors import UserError
 from snapexport.measure.options import require
+from snapexport.runtime.engine.openvino_options import Precision
+
+BenchBackend = Literal["onnxruntime", "openvino"]
+"""What runs graphs on a CPU: the probes of the roofline run there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +17,8 @@ class BenchOptions:
     """Options without --server. None: chosen from the build.
 
     contexts: tokens of the prompts. batches: active batch slots. decode_steps: timed steps in a
-    row, in each of `repeat` rounds.
+    row, in each of `repeat` rounds. backend, precision, threads, prepack: as those of
+    `open_executor`.
     """
 
     contexts: tuple[int, ...] | None = None
@@ -20,12 +26,20 @@ class BenchOptions:
     decode_steps: int = 16
     repeat: int = 5
     baseline: bool = False
+    backend: BenchBackend = "onnxruntime"
+    precision: Precision | None = None
     threads: int | None = None
     prepack: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         require(self, contexts=1, batches=1, decode_steps=1, repeat=1, seed=0, threads=1)
+
+    @property
+    def running(self) -> dict[str, Any]:
+        """What runs the graphs: arguments of `open_executor`."""
+        names = "backend", "precision", "threads", "prepack"
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from snapexport.measure.bench.options import BenchBackend
 from snapexport.measure.bench.sessions import open_session
 from snapexport.measure.bench.turns import Case, probe
 
@@ -22,9 +23,13 @@ MATMUL = bytes.fromhex(
 )
 
 
-def probes(threads: int) -> list[Case]:
-    """What the rooflines of this machine follow from."""
-    return [bandwidth(threads), matmul(threads)]
+def probes(
+    threads: int, backend: BenchBackend = "onnxruntime", precision: str | None = None
+) -> list[Case]:
+    """What the rooflines of this machine follow from. The product runs as the build does."""
+    in_openvino = backend == "openvino"
+    product = openvino_matmul(threads, precision or "f32") if in_openvino else matmul(threads)
+    return [bandwidth(threads), product]
 
 
 def bandwidth(threads: int, nbytes: int = READ_BYTES) -> Case:
@@ -40,3 +45,16 @@ def matmul(threads: int, rows: int = ROWS) -> Case:
     session = open_session(MATMUL, threads)
     matrix = np.random.default_rng(0).random((rows, rows), np.float32)
     return probe("matmul", 2 * rows**3, lambda: session.run(None, {"a": matrix, "b": matrix}))
+
+
+def openvino_matmul(threads: int, precision: str, rows: int = ROWS) -> Case:
+    """Operations of OpenVINO's square product in a precision."""
+    from snapexport.runtime.openvino.backend import core
+
+    model = core().read_model(MATMUL, b"")
+    model.reshape({name: [rows, rows] for name in "ab"})
+    settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
+    request = core().compile_model(model, "CPU", settings).create_infer_request()
+    matrix = np.random.default_rng(0).random((rows, rows), np.float32)
+    given = {"a": matrix, "b": matrix}
+    return probe("matmul", 2 * rows**3, lambda: request.infer(given, share_inputs=True))

@@ -42,10 +42,9 @@ class Plan:
     @classmethod
     def of(cls, build: Build, options: BenchOptions) -> "Plan":
         """Of the build, and its baseline if wanted. Raises UserError."""
-        build.require_run(backend="onnxruntime", baseline=options.baseline)
+        build.require_run(baseline=options.baseline, **options.running)
         sides = (False, True) if options.baseline else (False,)
-        threads, prepack = options.threads, options.prepack
-        specs = [SystemSpec.of(build, baseline=b, threads=threads, prepack=prepack) for b in sides]
+        specs = [SystemSpec.of(build, baseline=side, **options.running) for side in sides]
         return cls.over(build, options, specs)
 
     @classmethod
@@ -107,7 +106,8 @@ def run(plan: Plan, results: Results, probes: Sequence[Case]) -> None:
         for spec, system in zip(plan.specs, systems, strict=True)
     ]
     if "compress" in manifest.graphs:
-        vote = extracted_vote(plan.build, plan.options.threads)
+        in_onnx_runtime = plan.options.backend == "onnxruntime"
+        vote = extracted_vote(plan.build, plan.options.threads) if in_onnx_runtime else None
         groups += [_compression(plan, systems[0], vote, context) for context in plan.contexts]
     else:
         results.note(INSIDE_PREFILL if manifest.geometry.compresses else KEEPS_ALL)

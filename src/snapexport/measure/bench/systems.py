@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,10 +41,8 @@ class SystemSpec:
     cache_bytes: int
 
     @classmethod
-    def of(
-        cls, build: Build, *, baseline: bool, threads: int | None, prepack: bool
-    ) -> "SystemSpec":
-        """A build's own graphs, or its baseline. Raises UserError."""
+    def of(cls, build: Build, *, baseline: bool, **running: Any) -> "SystemSpec":
+        """A build's own graphs, or its baseline. running: as `load`'s. Raises UserError."""
         manifest, compresses = build.manifest, build.manifest.geometry.compresses
         if baseline and not compresses:
             raise UserError(f"{build.directory} is a full cache already", "leave out --baseline")
@@ -51,7 +50,7 @@ class SystemSpec:
         limits, cache = Limits.of(manifest, full_cache=full_cache), cache_bytes(manifest)
         return cls(
             "full" if full_cache else manifest.geometry.policy,
-            partial(load, build.directory, baseline, threads, prepack),
+            partial(load, build.directory, baseline=baseline, **running),
             limits.batch,
             limits.longest_prompt,
             limits.positions,
@@ -92,15 +91,6 @@ class ExecutorSystem:
         self.executor.compress(0, prompt_length)
 
 
-def load(
-    build: Path, baseline: bool = False, threads: int | None = None, prepack: bool = False
-) -> ExecutorSystem:
-    """On the CPU, as a user's own run would be. Raises UserError."""
-    executor = open_executor(
-        Build.open(build),
-        backend="onnxruntime",
-        baseline=baseline,
-        threads=threads,
-        prepack=prepack,
-    )
-    return ExecutorSystem(executor)
+def load(build: Path, **running: Any) -> ExecutorSystem:
+    """On the CPU, as a user's own run would be. running: `open_executor`'s. Raises UserError."""
+    return ExecutorSystem(open_executor(Build.open(build), **{"backend": "onnxruntime"} | running))
