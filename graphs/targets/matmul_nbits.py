@@ -35,6 +35,8 @@ class MatMulNBits:
 def _replace(graph: gs.Graph, marker: gs.Node, *, fused: bool) -> None:
     sizes = {name: marker.attrs[name] for name in ("N", "K", "bits", "block_size")}
     (x, *parts), (out,) = cut(graph, marker)
+    # The trace has no shape of a product that a bias is added to.
+    rows = (out.shape or x.shape)[:-1]
     q, scales, zeros, minima, order = [*parts, *[gs.Variable.empty()] * (5 - len(parts))]
     if not order.is_empty():
         (x,) = node(graph, "Gather", [x, order], axis=-1)
@@ -45,7 +47,7 @@ def _replace(graph: gs.Graph, marker: gs.Node, *, fused: bool) -> None:
         return
     (product,) = node(graph, "MatMulNBits", inputs, domain=MICROSOFT, **attributes)
     blocks, block = minima.shape[1], sizes["block_size"]
-    (in_blocks,) = node(graph, "Reshape", [x, int64s(graph, *out.shape[:-1], blocks, block)])
+    (in_blocks,) = node(graph, "Reshape", [x, int64s(graph, *rows, blocks, block)])
     (sums,) = node(graph, "ReduceSum", [in_blocks, int64s(graph, -1)], keepdims=0)
     if fused:
         (added,) = node(graph, "FusedMatMul", [sums, minima], domain=MICROSOFT, transB=1)

@@ -156,18 +156,19 @@ def test_parts_are_read_back_as_numbers(
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_a_gguf_file_keeps_its_integers_by_default(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_gguf_file_keeps_its_integers_by_default(name: str, kind: str, tmp_path: Path) -> None:
     """Logits are those of the dequantized build, but for activations in 8 bits."""
     gguf = pytest.importorskip("gguf")
-    file = gguf_files.make("llama", tmp_path, gguf.GGMLQuantizationType[kind])
+    file = gguf_files.make(name, tmp_path, gguf.GGMLQuantizationType[kind])
     options: dict[str, Any] = {"L_max": 64, "prefill_chunk": 32, "policy": "full"}
     kept = build(file, tmp_path / "kept", **options)
     whole = build(file, tmp_path / "whole", **options, weights="dequantize")
     assert (kept.manifest.quantization, whole.manifest.quantization) == ("keep", None)
     assert kept.manifest.bits_per_weight < 11 < 32 == whole.manifest.bits_per_weight
-    stored, expected = weights_of(kept), weights_of(whole)
-    for name, one in dequantized(stored).items():
-        torch.testing.assert_close(one, expected[name], rtol=0, atol=2e-7)
+    expected = weights_of(whole)
+    for weight, one in dequantized(weights_of(kept)).items():
+        torch.testing.assert_close(one, expected[weight], rtol=0, atol=2e-7)
     prompt = np.random.default_rng(0).integers(3, 250, 50).tolist()
     got, exact = (
         LLM(one.directory).executor.prefill_prompt(0, prompt).logits.copy() for one in (kept, whole)

@@ -26,10 +26,11 @@ def short_chunks(options: BuildOptions, geometry: CacheGeometry, chunk: int) -> 
         return [SHORT_CHUNK] if pays and not excluded else []
     given = given_short_chunks(options)
     if found := [tokens for tokens in given if not least <= tokens < chunk]:
+        inside = f"{least} to {chunk - 1}" if least < chunk else "a larger --prefill-chunk"
         raise UserError(
-            f"--short-chunks {found[0]} is not between {least} and {chunk - 1}: below the prefill "
-            "chunk, and as long as the vote's window",
-            "use a value in between, or 0 for none",
+            f"--short-chunks {found[0]} has to be below the prefill chunk, {chunk}, and at least "
+            f"the vote's window, {least}",
+            f"use {inside}, or 0 for none",
         )
     return given
 

@@ -151,8 +151,8 @@ def test_no_short_chunk_where_it_would_not_pay(options: dict[str, Any], tmp_path
 @pytest.mark.parametrize(
     ("options", "refused"),
     [
-        ({"short_chunks": (4,)}, "--short-chunks 4 is not between 8 and 31"),
-        ({"short_chunks": (16, 32)}, "--short-chunks 32 is not between 8 and 31"),
+        ({"short_chunks": (4,)}, "--short-chunks 4 has to be below"),
+        ({"short_chunks": (16, 32)}, "at least the vote's window, 8"),
         ({"short_chunks": (-1,)}, "--short-chunks -1 is not between"),
         ({"short_chunks": (16,), "prefill_chunk": 96}, "a prefill chunk of L_max"),
         ({"short_chunks": (16,), "prefill_budget": 64}, "attends to everything"),
