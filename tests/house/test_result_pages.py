@@ -275,7 +275,7 @@ class Asked(NamedTuple):
         return next((share(row["score"]) for row in rows if row), "")
 
 
-SMOL, QWEN = "SmolLM2-135M", "Qwen2.5-Coder-0.5B"
+SMOL, QWEN, QWEN_15 = "SmolLM2-135M", "Qwen2.5-Coder-0.5B", "Qwen2.5-Coder-1.5B"
 NUMBER, OF_MANY = "a number", "one of many numbers"
 AFTERWARDS = "a number, question after compression"
 ASKED = [
@@ -288,6 +288,7 @@ ASKED = [
     Asked("four numbers", QWEN, 4000, ("qwen_tasks_4000",), task="niah_multiquery"),
     Asked("names of a value", QWEN, 4000, ("qwen_pool_4000", "qwen_tasks_4000"), task="vt"),
     Asked("a function", QWEN, 4000, ("qwen_pool_4000", "qwen_tasks_4000"), task="function"),
+    Asked("a function", QWEN_15, 4000, ("qwen15_function_4000",), task="function"),
     Asked(AFTERWARDS, SMOL, 4096, ("real_model_agnostic_4096",), mode="agnostic"),
     Asked(AFTERWARDS, QWEN, 4000, ("qwen_agnostic_4000",), mode="agnostic"),
 ]
