@@ -153,7 +153,7 @@ def test_no_short_chunk_where_it_would_not_pay(options: dict[str, Any], tmp_path
     [
         ({"short_chunks": (4,)}, "--short-chunks 4 has to be below"),
         ({"short_chunks": (16, 32)}, "at least the vote's window, 8"),
-        ({"short_chunks": (-1,)}, "--short-chunks -1 is not between"),
+        ({"short_chunks": (-1,)}, "--short-chunks -1 has to be below"),
         ({"short_chunks": (16,), "prefill_chunk": 96}, "a prefill chunk of L_max"),
         ({"short_chunks": (16,), "prefill_budget": 64}, "attends to everything"),
         ({"short_chunks": (16,), "vote_queries": "repeat", "L_obs": None}, "--vote-queries repeat"),
