@@ -21,7 +21,7 @@ from snapexport.exporter.tensor_file import (
 
 @dataclass(frozen=True)
 class _OfParts(Calculated):
-    """Tensors, one after another."""
+    """Made of several tensors: of one after another, if a kind doesn't say otherwise."""
 
     parts: tuple[Tensor, ...]
 

@@ -3,8 +3,8 @@
 key, value [1,Hkv,N,D] and entry_position int64 [1,Hkv,N], entries in the order of their positions,
 entries and total_length int64 [1], chosen int64 [1,Hkv,K], ascending, -1 where unused
     -> present_key, present_value [1,Hkv,S,D], slot_positions int64 [1,Hkv,S], -1 where empty.
-Attributes: L_sink, L_recent, and spare (int): the ring's slots beyond L_recent, whose newest
-positions are filled in.
+Attributes: L_sink, L_recent, and spare (int): the ring has L_recent + spare slots, and its newest
+L_recent positions are filled in.
 
 As SnapStreamGather, which has all positions: if entries <= S, entry e lies at slot e. Else entry e
 of the ring is position e + total_length - entries, since what was not kept is gone. Sinks are never
