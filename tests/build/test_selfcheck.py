@@ -72,7 +72,7 @@ def test_experts_that_are_joined_in_another_order_are_refused(
     checkpoints.make("ernie4_5_moe", tmp_path / "m")
     monkeypatch.setattr(cost, "MOST_BYTES", 700 << 20)
     rows = conversion.Rows
-    monkeypatch.setattr(conversion, "Rows", lambda gate, up: rows(up, gate))
+    monkeypatch.setattr(conversion, "Rows", lambda parts: rows(parts[::-1]))
     with pytest.raises(UserError, match=r"another tensor model\.layers\.\d\.mlp\.experts\.gate_up"):
         build(tmp_path / "m", tmp_path / "b", **OPTIONS)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]

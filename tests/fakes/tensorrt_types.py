@@ -24,7 +24,8 @@ class BuilderFlag(IntEnum):
     REFIT_IDENTICAL = 19
 
 
-NetworkDefinitionCreationFlag = IntEnum("NetworkDefinitionCreationFlag", {"STRONGLY_TYPED": 0})
+class NetworkDefinitionCreationFlag(IntEnum):
+    STRONGLY_TYPED = 0
 
 
 class HardwareCompatibilityLevel(IntEnum):
@@ -33,7 +34,8 @@ class HardwareCompatibilityLevel(IntEnum):
     SAME_COMPUTE_CAPABILITY = 2
 
 
-MemoryPoolType = IntEnum("MemoryPoolType", {"WORKSPACE": 0})
+class MemoryPoolType(IntEnum):
+    WORKSPACE = 0
 
 
 class ExecutionContextAllocationStrategy(IntEnum):
@@ -41,9 +43,20 @@ class ExecutionContextAllocationStrategy(IntEnum):
     USER_MANAGED = 2
 
 
-TensorIOMode = IntEnum("TensorIOMode", {"INPUT": 1, "OUTPUT": 2})
-TensorFormat = IntEnum("TensorFormat", {"LINEAR": 0, "CHW16": 4, "HWC": 8})
-OnnxParserFlag = IntEnum("OnnxParserFlag", {"NATIVE_INSTANCENORM": 0, "ENABLE_PLUGIN_OVERRIDE": 3})
+class TensorIOMode(IntEnum):
+    INPUT = 1
+    OUTPUT = 2
+
+
+class TensorFormat(IntEnum):
+    LINEAR = 0
+    CHW16 = 4
+    HWC = 8
+
+
+class OnnxParserFlag(IntEnum):
+    NATIVE_INSTANCENORM = 0
+    ENABLE_PLUGIN_OVERRIDE = 3
 
 
 class ILogger:

@@ -12,8 +12,7 @@ LENGTHS = "sparse_prefill_qwen", "sparse_prefill_qwen_16000", "sparse_prefill_qw
 def sparse_losses() -> Iterator[str]:
     """A row for each length: what the chosen blocks lose, and the numbers found in each way."""
     for name in LENGTHS:
-        whole = report("quality", name)
-        rows = whole["summary"]
+        rows = (whole := report("quality", name))["summary"]
         text, keys = (found(rows, kind=kind, way="blocks") for kind in ("text", "keys"))
         asked = {kind: found(rows, kind=kind)["answers"] for kind in ("needle", "keys")}
         counts = (
@@ -34,8 +33,7 @@ def blocks_ahead() -> Iterator[str]:
             )
             for row in report("quality", name)["rows"]
         }
-        seeds = {seed for seed, _ in lost}
-        ahead = [lost[seed, "newest"] - lost[seed, "blocks"] for seed in seeds]
+        ahead = [one - lost[seed, "blocks"] for (seed, way), one in lost.items() if way == "newest"]
         if abs(statistics.fmean(ahead)) > 2 * statistics.stdev(ahead) / len(ahead) ** 0.5:
             yield mean(ahead)
 

@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.predictions import Prediction, Predictions
 from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.pieces import Piece
 from snapexport.runtime.requests.request import OutputDelta, SamplingParams
 from tests.runtime.requests.fake_executor import FakeExecutor, drain, make_limits
 
@@ -26,24 +24,16 @@ class FailingExecutor(FakeExecutor):
         self.fails_in_prefill, self.fails_in_decode = in_prefill, in_decode
         self.cleared: list[int] = []
 
-    def take(
-        self, slot: int, prompt: Sequence[int], piece: Piece, temperature: float = 1.0
-    ) -> Prediction:
-        prediction = super().take(slot, prompt, piece, temperature)
+    def take(self, slot: int, prompt: Sequence[int], *rest: Any, **options: Any) -> Prediction:
+        prediction = super().take(slot, prompt, *rest, **options)
         if self.fails_in_prefill and len(prompt) == LENGTH:
             raise RuntimeError("planted")
         return prediction
 
-    def decode(
-        self,
-        input_ids: Integers,
-        position_ids: Integers,
-        prompt_length: Integers,
-        temperature: Floats | None = None,
-    ) -> Predictions:
-        if self.fails_in_decode and LENGTH in prompt_length:
+    def decode(self, *given: Any, **options: Any) -> Predictions:
+        if self.fails_in_decode and LENGTH in given[2]:  # prompt_length
             raise RuntimeError("planted")
-        return super().decode(input_ids, position_ids, prompt_length, temperature)
+        return super().decode(*given, **options)
 
     def clear(self, slot: int) -> None:
         self.cleared.append(slot)
