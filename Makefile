@@ -27,7 +27,7 @@ TEXTS  := $(REAL_MODEL)/documents
 SERVED := build/served.build
 
 .PHONY: help setup demo test test-slow architectures test-rtx rtx-matrix test-triton test-dynamo test-clients \
-	real-model fuzz fuzz-short fuzz-http fuzz-http-short soak planted-faults lint types check studies plugins \
+	real-model real-model-long fuzz fuzz-short fuzz-http fuzz-http-short soak planted-faults lint types check studies plugins \
 	gpu-check goldens clean
 
 setup: $(STAMP)          ## the environment of everything but Triton's and Dynamo's tests
@@ -77,11 +77,14 @@ test-clients: $(STAMP) $(CLIENTS_STAMP) ## 16 clients of the API in an environme
 	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
 	$(CLIENTS_BIN)/python -m pytest --confcutdir=$(CLIENTS) --timeout 150 $(CLIENTS)
 
-real-model: export OMP_WAIT_POLICY = passive
+real-model real-model-long: export OMP_WAIT_POLICY = passive
 real-model: $(STAMP)     ## SmolLM2-135M from its GGUF file against transformers, 4 minutes, 93 MB fetched once
 	mkdir -p $(REAL_MODEL)
 	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
-	$(BIN)/python -m pytest tests/real_model
+	$(BIN)/python -m pytest -m "not slow" tests/real_model
+
+real-model-long: real-model  ## the same after 4,000 and 8,000 tokens on both engines of a CPU, 4 minutes
+	$(BIN)/python -m pytest -m slow tests/real_model
 
 fuzz: $(STAMP)           ## mutated input files, and builds that are killed, 20 minutes
 	$(BIN)/python -m tests.fuzz

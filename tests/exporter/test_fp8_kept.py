@@ -31,8 +31,8 @@ from tests.exporter.quantized_files import (
 from tests.exporter.quantized_integers import quantize
 from tests.exporter.test_compressed_tensors import config
 from tests.exporter.test_weights import weights_of
-from tests.oracle import checkpoints, masked
-from tests.oracle.compare import assert_decodes, assert_logits, prefill_and_compress
+from tests.oracle import cases, checkpoints, masked
+from tests.oracle.compare import assert_agrees_with
 from tests.oracle.raw import RawBuild
 
 pytestmark = pytest.mark.slow
@@ -185,15 +185,8 @@ def test_graphs_with_fp8_weights_agree_with_transformers_on_the_dequantized_ones
     save_file(dequantized_checkpoint(folder / name, "fp32"), plain / "model.safetensors")
     options = FULL | TENSORRT | {"share_weights": False, "batch": 2, "decode_batches": (2,)}
     made = RawBuild(build(folder / name, tmp_path / "b", **options).directory)
-    wants, requests = [], []
-    for length in (25, 60):
-        prompt = np.random.default_rng(length).integers(3, 250, length).tolist()
-        want = masked.run_plain(plain, prompt, 4)
-        logits, request = prefill_and_compress(made, prompt)
-        assert_logits(logits, want.prefill_logits, f"{name} {length} prefill")
-        wants.append(want)
-        requests.append(request)
-    assert_decodes(made, requests, wants, name)
+    wants = [masked.run_plain(plain, cases.prompt(length), 4) for length in (25, 60)]
+    assert_agrees_with(wants, made, name)
 
 
 @pytest.mark.parametrize("options", [{"link_weights": True}, {}], ids=["linked", "copied"])

@@ -33,8 +33,8 @@ from tests.exporter.test_kept_integers import FORMS, Noted, Random, stored
 from tests.exporter.test_weights import weights_of
 from tests.graphs import bodies
 from tests.graphs.test_experts import exported
-from tests.oracle import checkpoints, masked
-from tests.oracle.compare import assert_decodes, assert_logits, prefill_and_compress
+from tests.oracle import cases, checkpoints, masked
+from tests.oracle.compare import assert_agrees_with
 from tests.oracle.raw import RawBuild
 
 FULL: dict[str, Any] = {"L_max": 64, "policy": "full", "prefill_chunk": 32}
@@ -153,15 +153,8 @@ def test_graphs_for_tensorrt_agree_with_transformers_on_the_dequantized_integers
     made = build(model, tmp_path / "b", **TENSORRT, **asked, batch=2)
     assert made.manifest.quantization == "keep" and made.manifest.matrices[form] > 10
     assert not made.manifest.graph_options.share_weights
-    raw, wants, requests = RawBuild(made.directory), [], []
-    for length in (25, 60):
-        prompt = np.random.default_rng(length).integers(3, 250, length).tolist()
-        want = masked.run_plain(plain, prompt, 4)
-        logits, request = prefill_and_compress(raw, prompt)
-        assert_logits(logits, want.prefill_logits, f"{method} {length} prefill")
-        wants.append(want)
-        requests.append(request)
-    assert_decodes(raw, requests, wants, method)
+    wants = [masked.run_plain(plain, cases.prompt(length), 4) for length in (25, 60)]
+    assert_agrees_with(wants, RawBuild(made.directory), method)
     options = BuildOptions.of(model=str(model), out=tmp_path, weights="keep", **TENSORRT)
     assert stored_bytes(read_model(str(model)), options) == pytest.approx(in_files(made), rel=0.02)
 

@@ -38,7 +38,11 @@ def assert_agrees_with_plain(
     build: RawBuild, checkpoint: str, lengths: Sequence[int], where: str
 ) -> float:
     """The same against transformers' own model with its full cache."""
-    wants = [cases.plain(checkpoint, length) for length in lengths]
+    return assert_agrees_with([cases.plain(checkpoint, n) for n in lengths], build, where)
+
+
+def assert_agrees_with(wants: Sequence[OracleRun], build: RawBuild, where: str) -> float:
+    """Prefill, and a decode together. Returns the largest difference of logits."""
     requests, errors = [], []
     for want in wants:
         logits, request = prefill_and_compress(build, want.prompt)

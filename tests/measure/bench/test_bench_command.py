@@ -65,29 +65,21 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("fixed_memory", "no_plots")
-def test_bench_foretells_time_and_memory_on_a_terminal(
+def test_bench_on_a_terminal_foretells_time_and_prints_json_only_if_asked(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tiny_build: Build,
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(ERR, "_force_terminal", True)
-    assert run(tiny_build, "--baseline", "--contexts", 16, "--out", tmp_path / "out", *FAST) == 0
-    told = "snapstream and full, prompts of 16 tokens, 2 rounds: about 0 s, "
-    assert told in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("fixed_memory", "no_plots")
-def test_bench_prints_json_on_a_terminal_only_if_asked(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tiny_build: Build,
-    tmp_path: Path,
-) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    always = "--baseline", "--contexts", 16, "--out", tmp_path / "out", *FAST
     for asked, flags in ((False, []), (True, ["--json"])):
-        assert run(tiny_build, "--contexts", 16, "--out", tmp_path / "out", *FAST, *flags) == 0
-        assert ('"format"' in capsys.readouterr().out) is asked
+        assert run(tiny_build, *always, *flags) == 0
+        printed = capsys.readouterr()
+        told = "snapstream and full, prompts of 16 tokens, 2 rounds: about 0 s, "
+        assert told in printed.err
+        assert ('"format"' in printed.out) is asked
 
 
 @pytest.mark.usefixtures("fixed_memory")

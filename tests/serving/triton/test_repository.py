@@ -121,23 +121,12 @@ def test_triton_command_never_overwrites_a_build(
     assert Manifest.read(copy) == Manifest.read(build)
 
 
-def engine(tensorrt: str) -> EngineEntry:
-    return EngineEntry(
-        version=tensorrt,
-        compute_capabilities=["9.0"],
-        gpu="H200",
-        hardware_compatibility="none",
-        version_compatible=False,
-        stripped=False,
-        plugins=None,
-        graphs={},
-    )
-
-
 def test_repository_of_a_build_with_engines_runs_on_the_gpu(build: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(build, tmp_path / "engines.build"))
     manifest = Manifest.read(copy)
-    engines = {"h200": engine("10.13.3")}
+    of = {"version": "10.13.3", "compute_capabilities": ["9.0"], "gpu": "H200", "plugins": None}
+    form = {"hardware_compatibility": "none", "version_compatible": False, "stripped": False}
+    engines = {"h200": EngineEntry.model_validate(of | form | {"graphs": {}})}
     manifest.model_copy(update={"target": "tensorrt", "engines": engines}).write(copy)
     out = write_repository(RepositoryOptions(copy, tmp_path / "repository"))
     (group,) = config_of(out / "engines").instance_group
