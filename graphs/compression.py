@@ -12,12 +12,14 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.graphs.functions.calibrated_votes import calibrated_votes
 from snapexport.graphs.functions.repetition import select_voted
 from snapexport.graphs.functions.snapkv_select import snapkv_select
 from snapexport.graphs.functions.snapstream_gather import SNAPSTREAM_GATHER
 from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, TRACE_DOMAIN
 from snapexport.graphs.passes.base import call, fresh, node
 from snapexport.graphs.passes.cache import cache_like, of_heads, query_heads
+from snapexport.graphs.passes.mean_query import MeanQuery
 from snapexport.graphs.passes.storage import Prompt, Storage
 
 
@@ -39,7 +41,7 @@ class PromptStates:
 
     latent: key and value are the two parts of what the queries score. sharing: ranks that have some
     query heads each, and keep the same positions. votes: float32 [1,Hkv,T], of a repeated prompt,
-    where these decide and not the window.
+    where these decide and not the window. mean: the mean query of texts, where that decides.
     """
 
     query_window: gs.Tensor
@@ -49,6 +51,7 @@ class PromptStates:
     latent: bool = False
     sharing: int = 1
     votes: gs.Tensor | None = None
+    mean: MeanQuery | None = None
 
     def of(self, graph: gs.Graph, heads: tuple[int, ...] | None) -> "PromptStates":
         """The part of some KV heads; None: of all."""
@@ -60,6 +63,7 @@ class PromptStates:
             query_window=of_heads(graph, self.query_window, own),
             key=of_heads(graph, self.key, heads),
             value=of_heads(graph, self.value, heads),
+            mean=self.mean and self.mean.of(graph, own),
         )
 
 
@@ -124,9 +128,15 @@ def select(
         return gs.Constant(fresh(graph, "no_positions"), np.zeros(shape, np.int64))
     positions = gs.Variable(name, np.int64, shape)
     sizes = {"K": [layout.K], "pool_kernel": [1, geometry.vote.pool_kernel], **_window(layout)}
-    if states.votes is not None:
+    votes = states.votes
+    if mean := states.mean:
+        inputs = [mean.query, mean.free, states.key, states.prompt_length]
+        votes = gs.Variable(fresh(graph, "votes"), np.float32, states.key.shape[:3])
+        function = calibrated_votes(mean.interleaved)
+        call(graph, function, inputs, [votes], K=[layout.K], **_window(layout))
+    if votes is not None:
         function = select_voted(geometry.vote.options, geometry.vote.pool_kernel)
-        call(graph, function, [states.votes, states.prompt_length], [positions], **sizes)
+        call(graph, function, [votes, states.prompt_length], [positions], **sizes)
         return positions
     voting = [_voting(graph, states), scored(graph, states), states.prompt_length]
     options = scores._asdict() | geometry.vote.options

@@ -9,12 +9,14 @@ from snapexport.contract.targets import Target
 
 @dataclass(frozen=True)
 class Recipe:
-    """options: resolved. with_queries: decode outputs its queries, query.{l} [B,H,1,D]."""
+    """options: resolved. with_queries: decode outputs its queries, query.{l} [B,H,1,D].
+    before_rope: query windows have queries before RoPE, to be measured."""
 
     geometry: CacheGeometry
     target: Target
     options: GraphOptions = GraphOptions()  # noqa: RUF009 (it is frozen)
     with_queries: bool = False
+    before_rope: bool = False
 
     def of_full_cache(self) -> "Recipe":
         """The same without compression."""

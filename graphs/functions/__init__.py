@@ -8,7 +8,7 @@ call needs (`passes/base.call`).
 EXPERTS = ("ExpertsGathered", "ExpertsInBlocks", "ExpertsInEveryBlock")
 NAMES = (
     *("RingSlot", "RingFill", "QueryWindow", "SnapKVSelect", "SnapStreamGather", "ExtendGather"),
-    *("BlockSelect", "RepetitionVotes", "SelectVoted"),
+    *("BlockSelect", "RepetitionVotes", "CalibratedVotes", "SelectVoted"),
     *("Int8Scale", "Int8Rows"),
     *EXPERTS,
 )

@@ -10,7 +10,7 @@ went on with them, vote, and are not kept: so a prompt's end votes on each of it
 arXiv:2408.00167).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -36,6 +36,7 @@ from snapexport.graphs.passes.base import (
 from snapexport.graphs.passes.cache import attention_attributes, cache_like
 from snapexport.graphs.passes.chunks import chunk_mask, column_of
 from snapexport.graphs.passes.latents import EXPANDED, absorbed
+from snapexport.graphs.passes.mean_query import Turns, mean_query
 from snapexport.graphs.passes.storage import Chunk, Storage, storage_of
 
 
@@ -112,6 +113,9 @@ class ExtendCache:
             window = absorbed(graph, window, more[0])
         ranks = sharing(graph, latent=bool(form))
         states = PromptStates(window, whole[0], whole[1], entries.total, bool(form), ranks)
+        if self.geometry.calibrated and shape.K:
+            mean = mean_query(graph, marker, query, chunk.total_length, chunk.turns)
+            states = replace(states, mean=mean)
         name = fresh(graph, "chosen")
         chosen = select(graph, self.geometry, layer, scores, states, name)
         _keep(graph, layer, shape, [*stored, entries.positions(held)], states, chunk, chosen)
@@ -174,6 +178,7 @@ class _Chunk:
         self.taken = taken_tokens(graph)
         (self.total_length,) = node(graph, "Add", [self.first, self.taken])
         self._rows: gs.Tensor | None = None
+        self.turns = Turns(graph, self.tokens)
 
     def _take_first(self) -> gs.Tensor:
         """The chunk's first position, int64 [1], in the place of past_length."""

@@ -18,6 +18,7 @@ from snapexport.graphs.passes.chunks import (
     write_before_chunks,
 )
 from snapexport.graphs.passes.latents import EXPANDED, absorbed
+from snapexport.graphs.passes.mean_query import rotation_of
 
 
 @dataclass(frozen=True)
@@ -63,24 +64,35 @@ class PrefillCache:
 class QueryWindows:
     """Adds query_window.{l} [1,H,W,D], the queries that vote, to a chunk's outputs.
 
-    Runs after PrefillCache. A layer that reads another's cache has no vote.
+    Runs after PrefillCache. A layer that reads another's cache has no vote. before_rope: as they
+    are before RoPE turns them.
     """
 
     L_obs: int
+    before_rope: bool = False
 
     def apply(self, graph: gs.Graph) -> None:
         chunk_length = graph_input(graph, names.CHUNK_LENGTH)
         for layer, marker in markers(graph, CACHE_DOMAIN, CACHE_ATTENTION):
             if has_cache(graph, layer):
-                window = query_window(graph, layer, marker, chunk_length, self.L_obs)
+                query = rotation_of(marker.inputs[0]).taken if self.before_rope else None
+                window = query_window(graph, layer, marker, chunk_length, self.L_obs, query)
                 graph.outputs.append(window)
 
 
 def query_window(
-    graph: gs.Graph, layer: int, marker: gs.Node, valid: gs.Tensor, L_obs: int
+    graph: gs.Graph,
+    layer: int,
+    marker: gs.Node,
+    valid: gs.Tensor,
+    L_obs: int,
+    query: gs.Tensor | None = None,
 ) -> gs.Variable:
-    """The queries [1,H,W,D] of the last W of a marker's `valid` rows, as they score cached keys."""
-    query = marker.inputs[0]
+    """The queries [1,H,W,D] of the last W of a marker's `valid` rows, as they score cached keys.
+
+    query: in place of the marker's.
+    """
+    query = marker.inputs[0] if query is None else query
     batch, heads, _, head_dim = query.shape
     window = gs.Variable(fresh(graph, "window"), query.dtype, (batch, heads, L_obs, head_dim))
     call(graph, QUERY_WINDOW, [query, valid], [window], L_obs=[L_obs])

@@ -26,12 +26,14 @@ def derive(
     options: GraphOptions | None = None,
     *,
     with_queries: bool = False,
+    before_rope: bool = False,
     link_weights: bool = False,
 ) -> Build:
     """Make a build in the new directory `out` that differs from `build` only in its cache.
 
     options: graph options; None: those of `build`. The derived build has one decode graph, for all
-    batch slots and one token of each, no multi-token prediction, and no engines. link_weights:
+    batch slots and one token of each, no multi-token prediction, and no engines. with_queries,
+    before_rope: as of `Recipe`. link_weights:
     without reflinks, hard-link the weights instead of copying them. Raises UserError if `build` has
     no traces (`--baseline`), or if its prefill chunk does not fit the geometry.
     """
@@ -47,7 +49,7 @@ def derive(
     options = replace(options, mtp=False)
     if not geometry.compresses:
         options = options.of_full_cache()
-    recipe = Recipe(geometry, manifest.target, options, with_queries)
+    recipe = Recipe(geometry, manifest.target, options, with_queries, before_rope)
     graphs = finished_graphs(traces, recipe)
     entries = {name: write_graph(name, model, out) for name, model in graphs.items()}
     changed = {

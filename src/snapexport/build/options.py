@@ -87,6 +87,7 @@ class BuildOptions:
     head_budget: Path | None = field(default=None, metadata={"group": "cache", "metavar": "FILE"})
     head_groups: int | None = _cache()
     vote_queries: str | None = _choice("vote_queries")
+    mean_queries: Path | None = field(default=None, metadata={"group": "cache", "metavar": "FILE"})
     batch: int = 4
     decode_batches: tuple[int, ...] | None = _advanced(None)
     tokens_per_step: int = 1
@@ -244,9 +245,13 @@ class BuildOptions:
         slots = Slots.of(shapes, model.num_hidden_layers, model.cache_of or ())
         vote = Vote(
             L_obs=self._value("L_obs", self._window(template_tail, L_recent)),
-            pool_kernel=self._value("pool_kernel", default_pool_kernel(K)),
+            pool_kernel=self._value(
+                "pool_kernel", 1 if self._calibrated else default_pool_kernel(K)
+            ),
             budget=budget,
-            vote_queries=self._value("vote_queries", "prompt"),
+            vote_queries="calibrated"
+            if self._calibrated
+            else self._value("vote_queries", "prompt"),
             **{stage: self._value(stage, default) for stage, default in DEFAULTS.items()},
         )
         return CacheGeometry(self.policy, self.L_max, slots, vote, Steps(self.tokens_per_step))
@@ -257,10 +262,17 @@ class BuildOptions:
         Without a tail no longer than it has to be: more of the text before a question would vote. A
         prefill chunk that is given limits it.
         """
+        if self._calibrated:
+            return 1
         if self.vote_queries == "repeat":
             return _or(self.prefill_chunk, self._usual_chunk)
         wanted = template_tail + SEEN_OF_QUESTION if template_tail else DEFAULT_L_OBS
         return max(1, min(wanted, L_recent, self.L_max, _or(self.prefill_chunk, wanted)))
+
+    @property
+    def _calibrated(self) -> bool:
+        """Whether the mean query of other texts votes."""
+        return self.vote_queries == "calibrated" or self.mean_queries is not None
 
     def _ring_and_topk(self, L_sink: int) -> tuple[int, int]:
         """L_recent and K: the given values, else parts of the budget that the sinks leave."""

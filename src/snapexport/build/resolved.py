@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from snapexport.build.copied import read_texts
+from snapexport.build.mean_queries import MeanQueries
 from snapexport.build.options import BuildOptions
 from snapexport.build.prefill_sizes import capacities, short_chunks
 from snapexport.build.template_tail import template_tail
@@ -42,6 +43,7 @@ class ResolvedBuild:
     prefill_chunk: int
     prefill_capacities: list[int]
     short_chunks: list[int]
+    mean_queries: MeanQueries | None = None
 
 
 def resolve(options: BuildOptions) -> ResolvedBuild:
@@ -57,6 +59,9 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     folder, is_gguf = with_tokenizer(checkpoint), checkpoint.gguf is not None
     texts = read_texts(folder, model.vocab_size, is_whole=is_gguf)
     geometry = options.geometry(model, template_tail(texts, checkpoint.source))
+    means = MeanQueries.read(options.mean_queries) if options.mean_queries else None
+    if means:
+        means.require_model(model)
     options.graph.require_vocabulary(model.vocab_size)
     require_ranks(checkpoint, decoder, options.tensor_parallel)
     batches = [*options.smaller_batches, options.batch]
@@ -79,4 +84,5 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
         prefill_chunk=chunk,
         prefill_capacities=capacities(options, chunk),
         short_chunks=short_chunks(options, geometry, chunk),
+        mean_queries=means,
     )

@@ -83,7 +83,8 @@ def trace_model(
             link=options.link_weights,
         )
     progress.stage("tying the graphs to the weights")
-    return _linked(resolved, traced, placed), placed
+    traces = _linked(resolved, traced, placed)
+    return resolved.mean_queries.stamped(traces) if resolved.mean_queries else traces, placed
 
 
 def _traced(

@@ -80,7 +80,9 @@ HELPS = OF_GRAPHS | {
     "(default: 2)",
     "vote_queries": "whose queries vote: the last --L-obs prompt tokens'; those of as many pseudo "
     "tokens, which the model writes after the prompt and forgets; or those of the whole prompt, "
-    "which is fed a second time (default: prompt)",
+    "which is fed a second time; or the mean query of other texts, by --mean-queries (default: "
+    "prompt)",
+    "mean_queries": "queries of texts, in a file of `snapexport calibrate --mean-queries`",
 }
 
 

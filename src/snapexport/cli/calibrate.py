@@ -1,26 +1,35 @@
-"""Measure on your texts how many positions each KV head of a model should keep.
+"""Measure on your texts how many positions each KV head of a model should keep, or its queries.
 
 Writes a file for `snapexport build --head-budget`. BUILD is a build of the model whose heads have
 equal budgets: its vote, on passages of the documents, shows what each head needs (AdaKV). Use texts
 like those that the model will read.
 
+With --mean-queries the file is for `snapexport build --mean-queries`, whose vote knows no question
+(TriAttention). Then BUILD is any build of the model with --baseline.
+
 example:
   snapexport calibrate qwen.build --documents reports/ --out heads.json
   snapexport build --model qwen --L-max 32768 --head-budget heads.json --out heads.build
+  snapexport calibrate qwen.build --mean-queries --documents reports/ --out queries.json
 """
 
 import argparse
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from snapexport.cli.console import OUT, AnswerProgress
 from snapexport.cli.whole_file import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, needs_extra
 
-HELP = "measure how many positions each KV head should keep, for build --head-budget"
+HELP = "measure what build --head-budget or --mean-queries reads"
 
 LONGEST = 2048
+
+Source = dict[str, Any]
+"""What a file tells readers of its numbers."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text files, or folders of them",
     )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the head budgets, as JSON"
+        "--out", type=Path, required=True, metavar="FILE", help="what was measured, as JSON"
+    )
+    parser.add_argument(
+        "--mean-queries",
+        action="store_true",
+        help="measure the queries before RoPE, in place of head budgets",
     )
     parser.add_argument(
         "--passages",
@@ -58,10 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
     build = Build.open(arguments.build)
     with needs_extra("eval"):
         from snapexport.measure.eval.documents import passages, read_documents
-        from snapexport.measure.eval.head_budgets import calibrated, require_votes
+        from snapexport.measure.eval.head_budgets import require_votes
+        from snapexport.measure.eval.mean_queries import require_queries
         from snapexport.runtime.requests.prompts import load_tokenizer
-    require_votes(build)
-    length, count = _length(build, arguments.length), arguments.passages
+    of_queries = arguments.mean_queries
+    (require_queries if of_queries else require_votes)(build)
+    least = 0 if of_queries else build.manifest.geometry.held_whole
+    length, count = _length(build, arguments.length, least), arguments.passages
     if count < 1:
         raise UserError(f"--passages {count} is below 1", "use 1 or more")
     tokenizer = load_tokenizer(build.directory)
@@ -71,27 +88,47 @@ def run(arguments: argparse.Namespace) -> int:
     source = {"passages": [passage.name for passage in chosen], "tokens": length}
     with whole_file(arguments.out, "--out") as write:
         with AnswerProgress(len(chosen), "passages") as progress:
-            budget = calibrated(build, [passage.ids for passage in chosen], progress.advance)
-        write(budget.text(source | {"cache_slots": build.manifest.geometry.held_whole}))
-    shares = [max(row) / (sum(row) / len(row)) for row in budget.layers if row]
-    report = {"file": str(arguments.out), **source, "largest_share_of_mean": round(max(shares), 2)}
+            measure = _mean_queries if of_queries else _head_budgets
+            text, found, told = measure(build, [p.ids for p in chosen], source, progress.advance)
+        write(text)
     if arguments.json:
-        print(json.dumps(report))
+        print(json.dumps({"file": str(arguments.out), **source, **found}))
     else:
-        OUT.print(
-            f"{arguments.out}: {len(chosen)} passages of {length} tokens; the head that needs most "
-            f"gets {max(shares):.2f} times its layer's mean"
-        )
+        OUT.print(f"{arguments.out}: {len(chosen)} passages of {length} tokens; {told}")
     return 0
 
 
-def _length(build: Build, given: int | None) -> int:
-    geometry = build.manifest.geometry
-    length = min(geometry.longest_prompt, LONGEST) if given is None else given
-    if not geometry.held_whole < length <= geometry.longest_prompt:
+def _head_budgets(
+    build: Build, prompts: list[Sequence[int]], source: Source, on_prompt: Callable[[], None]
+) -> tuple[str, Source, str]:
+    """The file, and what is told of it, for programs and in words."""
+    from snapexport.measure.eval.head_budgets import calibrated
+
+    budget = calibrated(build, prompts, on_prompt)
+    text = budget.text(source | {"cache_slots": build.manifest.geometry.held_whole})
+    most = max(max(row) / (sum(row) / len(row)) for row in budget.layers if row)
+    told = f"the head that needs most gets {most:.2f} times its layer's mean"
+    return text, {"largest_share_of_mean": round(most, 2)}, told
+
+
+def _mean_queries(
+    build: Build, prompts: list[Sequence[int]], source: Source, on_prompt: Callable[[], None]
+) -> tuple[str, Source, str]:
+    from snapexport.measure.eval.mean_queries import measured, queries_of
+
+    text = measured(build, prompts, on_prompt).text(source)
+    count = queries_of(build, prompts)
+    return text, {"queries_of_a_head": count}, f"{count} queries of each head"
+
+
+def _length(build: Build, given: int | None, least: int) -> int:
+    """least: tokens that show nothing, since the vote keeps all of them."""
+    longest = build.manifest.geometry.longest_prompt
+    length = min(longest, LONGEST) if given is None else given
+    if not least < length <= longest:
+        shows = f"the vote keeps all of {least}, and " if least else ""
         raise UserError(
-            f"passages of {length} tokens show nothing: the vote keeps all of "
-            f"{geometry.held_whole}, and a prompt has up to {geometry.longest_prompt}",
+            f"passages of {length} tokens show nothing: {shows}a prompt has up to {longest}",
             "use a --length in between",
         )
     return length

@@ -191,6 +191,9 @@ def _cache_line(geometry: CacheGeometry) -> str:
     if geometry.repeats:
         pooled = f"pool {geometry.vote.pool_kernel}; {geometry.vote.pool}"
         return f"{line} (the repeated prompt votes, {pooled})"
+    if geometry.calibrated:
+        pooled = f"pool {geometry.vote.pool_kernel}; {geometry.vote.pool}"
+        return f"{line} (the mean query of texts votes, {pooled})"
     window = f"window {geometry.vote.L_obs}"
     if geometry.pseudo_tokens:
         window = f"{geometry.pseudo_tokens} pseudo tokens"

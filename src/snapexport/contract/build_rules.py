@@ -36,6 +36,23 @@ QUANTIZED = Choice(
 SHARED, LINKED = flag("share_weights"), flag("link_weights")
 EXTEND, MTP, BASELINE = flag("extend"), flag("mtp"), flag("baseline")
 PSEUDO, REPEAT = value("vote_queries", "pseudo"), value("vote_queries", "repeat")
+CALIBRATED = Choice(
+    "--vote-queries calibrated",
+    {"vote_queries": "calibrated", "mean_queries": True},
+    lambda f: f.get("vote_queries") == "calibrated" or bool(f.get("mean_queries")),
+)
+MEANS = some("--mean-queries", "mean_queries", True)
+NO_MEANS = Choice(
+    "--mean-queries",
+    {"mean_queries": None},
+    lambda f: "mean_queries" in f and not f["mean_queries"],
+    joined="without",
+)
+OTHER_QUERIES = Choice(
+    "--vote-queries {vote_queries}",
+    {"vote_queries": "prompt"},
+    lambda f: f.get("vote_queries") not in (None, "calibrated"),
+)
 STEPS = Choice(
     "--tokens-per-step {tokens_per_step}",
     {"tokens_per_step": 4},
@@ -104,7 +121,7 @@ NO_HEADS = Choice(
 AFTER_PROMPT = Choice(
     "--vote-queries {vote_queries}",
     {"vote_queries": "repeat"},
-    lambda f: f.get("vote_queries") in ("pseudo", "repeat"),
+    lambda f: f.get("vote_queries") in ("pseudo", "repeat", "calibrated"),
 )
 SINGLE_SHOT = fact("a prefill chunk of L_max", "single_shot")
 OTHER_CHUNKS = Choice(
@@ -286,21 +303,27 @@ BUILD_RULES: tuple[Rule, ...] = (
     ),
     Rule(EXTEND, PSEUDO, "the end of a block or of its prompt votes"),
     Rule(EXTEND, REPEAT, "the end of a block or of its prompt votes"),
-    Rule(REPEAT, SAGE, "there the last token votes alone", "use --policy snapstream"),
     *(
-        Rule(
-            flag(field, example),
-            REPEAT,
-            "a position is worth the largest attention that any repeated token gives it",
-            LEAVE_OUT,
-        )
-        for field, example in {
-            "L_obs": 8,
-            "vote": "sum",
-            "softmax": "causal",
-            "group": "max",
-        }.items()
+        Rule(choice, SAGE, "there the last token votes alone", "use --policy snapstream")
+        for choice in (REPEAT, CALIBRATED)
     ),
+    *(
+        Rule(flag(field, example), choice, why, LEAVE_OUT)
+        for choice, why in (
+            (REPEAT, "a position is worth the largest attention that any repeated token gives it"),
+            (CALIBRATED, "a position is worth its key's score by the mean query"),
+        )
+        for field, example in _UNUSED_BY_REPEAT.items()
+    ),
+    Rule(
+        CALIBRATED,
+        NO_MEANS,
+        "it votes by the mean queries of texts",
+        "measure them with `snapexport calibrate BUILD --mean-queries --documents DIR --out FILE`",
+    ),
+    Rule(MEANS, OTHER_QUERIES, "they are for --vote-queries calibrated", LEAVE_OUT),
+    Rule(CALIBRATED, LATENT, "its queries are no states of one head", LEAVE_OUT),
+    Rule(CALIBRATED, RANKS, "", LEAVE_OUT),
     Rule(MTP, IRREGULAR, "", LEAVE_OUT),
     Rule(
         AFTER_PROMPT,

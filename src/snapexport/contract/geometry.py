@@ -113,6 +113,11 @@ class CacheGeometry:
         """Whether the vote repeats the prompt; never where nothing is voted."""
         return self.vote.repeats and self.votes
 
+    @property
+    def calibrated(self) -> bool:
+        """Whether the mean query of other texts votes; never where nothing is voted."""
+        return self.vote.calibrated and self.votes
+
     def block_voters(self, chunk: int) -> int:
         """The vote's voters on each block; 0 where nothing is voted."""
         return self.vote.block_voters(chunk) if self.votes else 0

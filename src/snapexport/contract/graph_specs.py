@@ -314,7 +314,10 @@ class GraphFacts:
         return specs
 
     def _windows(self) -> Specs:
+        """What votes of a prompt's tokens: nothing where the mean query of other texts does."""
         W = self._geometry.vote.L_obs
+        if self._geometry.calibrated:
+            return {}
         return {
             names.query_window(index): (self._prompt_dtype, (1, layer.heads, W, layer.query_dim))
             for index, layer in self._model.cached.items()

@@ -11,10 +11,10 @@ DEFAULT_POOL_KERNEL = 31
 """31 spans an answer: 7 keeps only three tokens after the one that the window's queries attend to,
 and a tokenizer may spell a number digit by digit (docs/quality.md)."""
 
-VOTE_QUERIES = ("prompt", "pseudo", "repeat")
+VOTE_QUERIES = ("prompt", "pseudo", "repeat", "calibrated")
 """Whose queries vote: the last W prompt tokens', those of W pseudo tokens, which the model writes
 after the prompt, or those of the whole prompt, which is repeated W tokens at a time. What comes
-after the prompt is forgotten."""
+after the prompt is forgotten. Calibrated: the mean query of other texts."""
 
 VOTING_ROWS = 64
 """Repeated tokens whose scores [H,VOTING_ROWS,T] exist at the same time: 1 GiB for 32 heads and
@@ -69,10 +69,15 @@ class Vote:
         return self.vote_queries == "repeat"
 
     @property
+    def calibrated(self) -> bool:
+        """Whether the mean query of other texts votes, and nobody of the prompt."""
+        return self.vote_queries == "calibrated"
+
+    @property
     def after_prompt(self) -> int:
         """Positions after a prompt that the full-length cache holds for the vote."""
         return self.L_obs if self.repeats else self.pseudo_tokens
 
     def block_voters(self, chunk: int) -> int:
         """A prompt's last tokens that vote on each of its blocks: W, and at most half a chunk."""
-        return min(self.L_obs, chunk // 2)
+        return 0 if self.calibrated else min(self.L_obs, chunk // 2)

@@ -117,12 +117,18 @@ class SystemMaker:
     def _without_other_queries(self, choices: Choices) -> Choices:
         """Drop the choices that make no sense under the other `vote_queries`.
 
-        A repeated prompt has no window, and its own vote: the build's say nothing of it.
+        A repeated prompt and a mean query have no window, and their own vote: the build's say
+        nothing of it.
         """
-        repeats = choices.get("vote_queries") == "repeat"
-        dropped = {"vote", "softmax", "group", "L_obs"} if repeats else set()
-        if repeats != self.own.repeats:
+        queries = choices.get("vote_queries", "prompt")
+        repeats, calibrated = queries == "repeat", queries == "calibrated"
+        dropped = {"vote", "softmax", "group", "L_obs"} if repeats or calibrated else set()
+        if repeats != self.own.repeats or calibrated != self.own.calibrated:
             dropped.add("L_obs")
+        if calibrated != self.own.calibrated:
+            dropped.add("pool_kernel")
+        if calibrated:
+            choices = choices | {"mean_queries": Path("traces")}
         kept = {name: value for name, value in choices.items() if name not in dropped}
         return kept | ({"prefill_chunk": self.prefill_chunk} if repeats else {})
 

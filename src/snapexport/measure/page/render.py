@@ -79,6 +79,8 @@ def _cache_facts(geometry: CacheGeometry, length: int, heads: str) -> dict[str, 
         vote = ", ".join(geometry.vote.options.values())
         if geometry.repeats:
             window, vote = "the repeated prompt", f"max, {geometry.vote.pool}"
+        if geometry.calibrated:
+            window, vote = "the mean query of texts", f"TriAttention's, {geometry.vote.pool}"
         facts |= {"window W": window, "pool P": f"{geometry.vote.pool_kernel}", "vote": vote}
     return facts
 

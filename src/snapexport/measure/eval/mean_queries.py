@@ -1,0 +1,98 @@
+"""Measures what queries of texts are like before RoPE, for `--vote-queries calibrated`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import onnx_graphsurgeon as gs
+from polygraphy.logger import G_LOGGER
+
+from snapexport.build.derive import derive
+from snapexport.build.graph_files import Traces
+from snapexport.build.mean_queries import MeanQueries
+from snapexport.build.options import BuildOptions
+from snapexport.build.staging import scratch
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.contract.exclusions import require_compatible
+from snapexport.errors import UserError
+from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
+from snapexport.graphs.passes.base import markers
+from snapexport.graphs.passes.mean_query import LayerQueries, Rotation, rotation_of
+from snapexport.measure.accuracy.graph_runner import GraphRunner
+from snapexport.measure.accuracy.sequence import Array
+
+
+def require_queries(build: Build) -> None:
+    """Raise UserError for a build whose queries cannot be measured."""
+    manifest = build.manifest
+    build.require_run(command="calibrate")
+    require_compatible({"vote_queries": "calibrated", **manifest.model.features})
+    if manifest.prefill_chunk >= manifest.geometry.L_max:
+        raise UserError(
+            f"{build.directory} prefills a prompt at once, and shows no queries",
+            "calibrate with a build whose --prefill-chunk is below --L-max",
+        )
+    if not any(layer.reach == 0 for layer in manifest.model.cached.values()):
+        raise UserError(f"no layer of {build.directory} votes: each has a sliding window", "")
+
+
+def measured(
+    build: Build, prompts: Sequence[Sequence[int]], on_prompt: Callable[[], None]
+) -> MeanQueries:
+    """Means over the last prefill chunk of each prompt (token ids). on_prompt: called after each.
+
+    Raises UserError for a build without traces (`--baseline`), or whose queries no RoPE turns.
+    """
+    rotations = _rotations(build)
+    sums: dict[int, list[Array]] = {layer: [np.zeros(()), np.zeros(())] for layer in rotations}
+    count = 0
+    with _watched(build) as runner:
+        for prompt in prompts:
+            states, taken = runner.prompt_states(np.array(prompt)), _taken(build, prompt)
+            for layer, rotation in rotations.items():
+                window = np.asarray(states[names.query_window(layer)], np.float32)
+                queries = window[0, :, -taken:].astype(np.float64)
+                sums[layer][0] = sums[layer][0] + queries.sum(1)
+                sums[layer][1] = sums[layer][1] + np.abs(rotation.paired(queries)).sum(1)
+            count += taken
+            on_prompt()
+    layers = {
+        layer: LayerQueries(*(one.astype(np.float32) / np.float32(count) for one in pair))
+        for layer, pair in sums.items()
+    }
+    return MeanQueries(layers, build.manifest.model.num_hidden_layers)
+
+
+def queries_of(build: Build, prompts: Sequence[Sequence[int]]) -> int:
+    """How many queries of each head are measured."""
+    return sum(_taken(build, prompt) for prompt in prompts)
+
+
+def _taken(build: Build, prompt: Sequence[int]) -> int:
+    return min(len(prompt), build.manifest.prefill_chunk)
+
+
+def _rotations(build: Build) -> dict[int, Rotation]:
+    """Of the layers that vote."""
+    graph = gs.import_onnx(Traces.of(build).models["prefill"])
+    voting = {index for index, layer in build.manifest.model.cached.items() if not layer.reach}
+    return {
+        layer: rotation_of(marker.inputs[0])
+        for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION)
+        if layer in voting
+    }
+
+
+@contextmanager
+def _watched(build: Build) -> Iterator[GraphRunner]:
+    """Graphs whose window is a whole chunk, with its queries before RoPE."""
+    manifest, chunk = build.manifest, build.manifest.prefill_chunk
+    sizes = {"L_sink": 0, "L_recent": chunk, "K": 1, "L_obs": chunk, "pool_kernel": 1}
+    options = BuildOptions.of(model="", out=build.directory, L_max=manifest.geometry.L_max, **sizes)
+    with scratch(build.directory.resolve()) as directory:
+        geometry = options.geometry(manifest.model)
+        out = directory / "queries"
+        watched = derive(build, geometry, out, before_rope=True, link_weights=True)
+        with G_LOGGER.verbosity(G_LOGGER.CRITICAL), GraphRunner(watched) as runner:
+            yield runner
