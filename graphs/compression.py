@@ -63,7 +63,6 @@ class PromptStates:
             query_window=of_heads(graph, self.query_window, own),
             key=of_heads(graph, self.key, heads),
             value=of_heads(graph, self.value, heads),
-            mean=self.mean and self.mean.of(graph, own),
         )
 
 

@@ -1,6 +1,7 @@
 """CalibratedVotes: what a cached key is worth to a mean query, by TriAttention (arXiv:2604.04921).
 
-query [1,H,1,D], free [1,H,P], key [1,Hkv,T,D], prompt_length int64 [1] -> votes float32 [1,Hkv,T].
+query float32 [1,H,1,D], free float32 [1,H,P], key [1,Hkv,T,D], prompt_length int64 [1]
+    -> votes float32 [1,Hkv,T].
 Attributes: L_sink, L_recent (int), K (ints, [K]), as of SnapKVSelect.
 
 query is the mean query of texts, turned to the positions behind the prompt. The first 2P channels
@@ -30,11 +31,10 @@ CalibratedVotes <L_sink, L_recent, K> (query, free, key, prompt_length) => (vote
     + """
   # Products [1, Hkv, T, G], the query heads folded into their KV head.
   keys = Cast <to = 1> (key)
-  queries = Cast <to = 1> (query)
   kv_heads = Shape <start = 0, end = 2> (key)
   head_dim = Shape <start = 3> (key)
   folded_shape = Concat <axis = 0> (kv_heads, rest, head_dim)
-  folded = Reshape (queries, folded_shape)
+  folded = Reshape (query, folded_shape)
   columns = Transpose <perm = [0, 1, 3, 2]> (folded)
   products = MatMul (keys, columns)
 

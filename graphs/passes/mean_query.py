@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from snapexport.errors import UserError
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError, fresh, int64s, node
-from snapexport.graphs.passes.cache import of_heads
 
 FAR = tuple(1 << n for n in range(17))
 """Tokens from a prompt's last position to those that the mean query is turned to."""
@@ -50,16 +49,12 @@ class Rotation(NamedTuple):
 
 
 class MeanQuery(NamedTuple):
-    """A layer's mean query behind a prompt [1,H,1,D]. free: [1,H,P], as CalibratedVotes has it."""
+    """A layer's mean query behind a prompt, float32 [1,H,1,D]. free: float32 [1,H,P], as
+    CalibratedVotes has it."""
 
     query: gs.Tensor
     free: gs.Tensor
     interleaved: bool
-
-    def of(self, graph: gs.Graph, heads: list[int]) -> "MeanQuery":
-        """The part of some query heads."""
-        query, free = (of_heads(graph, one, heads) for one in self[:2])
-        return MeanQuery(query, free, self.interleaved)
 
 
 def stamp(traced: onnx.ModelProto, layers: Mapping[int, LayerQueries]) -> None:
@@ -111,18 +106,13 @@ def mean_query(
     free = np.zeros((heads, 1), np.float32)
     if rotation.pairs:
         free = np.maximum(magnitude - np.abs(rotation.paired(mean)), 0)
-    dtype = query.dtype
     turned: gs.Tensor = gs.Constant(fresh(graph, "mean_query"), mean[None, :, None])
     if rotation.node is not None:
         whole = gs.Variable(fresh(graph, "turned"), np.float32, (1, heads, 1, width))
         by = turns.at(rotation.node, length)
         node(graph, "RotaryEmbedding", [turned, *by], [whole], **rotation.node.attrs)
         turned = whole
-    own = gs.Variable(fresh(graph, "query"), dtype, (1, heads, 1, width))
-    to = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    node(graph, "Cast", [turned], [own], to=to)
-    constant = gs.Constant(fresh(graph, "free"), free[None])
-    return MeanQuery(own, constant, rotation.interleaved)
+    return MeanQuery(turned, gs.Constant(fresh(graph, "free"), free[None]), rotation.interleaved)
 
 
 class Turns:

@@ -15,8 +15,9 @@ from snapexport.contract.graph_kinds import graph_of
 from snapexport.contract.memory import composed_attention
 from snapexport.files.dtypes import DType, of_tensorrt
 from snapexport.graphs.functions import EXPERTS
+from snapexport.measure.eval.mean_queries import measured
 from tests.graphs import layered
-from tests.oracle import checkpoints
+from tests.oracle import cases, checkpoints
 from tests.rtx import conftest
 from tests.rtx.library import ask
 
@@ -187,6 +188,21 @@ def test_the_real_builder_accepts_every_graph(name: str, tmp_path: Path) -> None
     chosen = options if options in WHOLE or "vote_queries" in options else SMALL | options
     made = build(model, tmp_path / "b", target="tensorrt-rtx", **chosen)
     accepted_graphs(made, softcapped=architecture == "gemma2")
+
+
+@pytest.mark.parametrize("name", ["llama", "glm4", "smollm3"])
+def test_the_real_builder_accepts_the_vote_of_a_mean_query(name: str, tmp_path: Path) -> None:
+    model = checkpoints.make(name, tmp_path / "model")
+    plain = build(model, tmp_path / "plain", **conftest.SMALL, baseline=True)
+    file = tmp_path / "queries.json"
+    file.write_text(measured(plain, [cases.prompt(40)], lambda: None).text({}))
+    options = SMALL | {
+        "L_obs": None,
+        "mean_queries": file,
+        "extend": True,
+        "target": "tensorrt-rtx",
+    }
+    accepted_graphs(build(model, tmp_path / "b", **options), softcapped=False)
 
 
 @pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx"])

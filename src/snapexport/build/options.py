@@ -245,9 +245,7 @@ class BuildOptions:
         slots = Slots.of(shapes, model.num_hidden_layers, model.cache_of or ())
         vote = Vote(
             L_obs=self._value("L_obs", self._window(template_tail, L_recent)),
-            pool_kernel=self._value(
-                "pool_kernel", 1 if self._calibrated else default_pool_kernel(K)
-            ),
+            pool_kernel=self._value("pool_kernel", default_pool_kernel(K)),
             budget=budget,
             vote_queries="calibrated"
             if self._calibrated
@@ -371,7 +369,7 @@ GRAPH_FIELDS = tuple(found.name for found in fields(GraphOptions))
 
 CACHE_FIELDS = (
     *("kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel"),
-    *(*_CHOICES, "head_budget", "head_groups"),
+    *(*_CHOICES, "head_budget", "head_groups", "mean_queries"),
 )
 
 

@@ -267,14 +267,14 @@ BUILD_RULES: tuple[Rule, ...] = (
         Rule(flag(field, example), FULL, _KEEPS_ALL, LEAVE_OUT)
         for field, example in (_SIZES | _VOTES).items()
     ),
-    Rule(HEADS, FULL, _KEEPS_ALL, LEAVE_OUT),
+    *(Rule(choice, FULL, _KEEPS_ALL, LEAVE_OUT) for choice in (HEADS, MEANS)),
     Rule(GROUPED, FULL, _KEEPS_ALL, LEAVE_OUT),
     *(
         Rule(flag(field, example), STREAMING, "it keeps no top-k", LEAVE_OUT)
         for field, example in _VOTES.items()
     ),
     Rule(KEPT, STREAMING, "it keeps no top-k", LEAVE_OUT),
-    Rule(HEADS, STREAMING, "it keeps no top-k", LEAVE_OUT),
+    *(Rule(choice, STREAMING, "it keeps no top-k", LEAVE_OUT) for choice in (HEADS, MEANS)),
     *(
         _fixed(policy, field, fixed)
         for policy, fields in PRESETS.items()
@@ -291,7 +291,7 @@ BUILD_RULES: tuple[Rule, ...] = (
     Rule(HEADS, OTHER_HEADS, "a file of head budgets has one number of KV heads", LEAVE_OUT),
     Rule(HEADS, SHARED_CACHES, "a group would have queries of several layers", LEAVE_OUT),
     Rule(HEADS, STATES, "", LEAVE_OUT),
-    Rule(HEADS, REPEAT, ""),
+    *(Rule(HEADS, choice, "") for choice in (REPEAT, CALIBRATED)),
     *(
         Rule(choice, STATES, f"{what}, and a state takes each token once", LEAVE_OUT)
         for choice, what in (

@@ -94,10 +94,13 @@ def vote_scores_bytes(
 ) -> int:
     """Bytes of the scores of one layer's vote, with the copies that the target's runtime holds.
 
-    A repeated prompt votes some rows at a time.
+    A repeated prompt votes some rows at a time. A mean query scores the magnitudes of pairs too.
     """
     queries = min(geometry.vote.L_obs, VOTING_ROWS) if geometry.repeats else geometry.vote.L_obs
-    return int(capabilities(target).vote_score_copies * scores_bytes(model, queries, slots))
+    scores = scores_bytes(model, queries, slots)
+    if geometry.calibrated:
+        scores += max(one.kv_heads * one.key_dim for one in model.layers) // 2 * slots * _FP32
+    return int(capabilities(target).vote_score_copies * scores)
 
 
 def fused_scratch_bytes(states: int, rows: int, slots: int) -> int:

@@ -27,14 +27,18 @@ def require_queries(build: Build) -> None:
     """Raise UserError for a build whose queries cannot be measured."""
     manifest = build.manifest
     build.require_run(command="calibrate")
-    require_compatible({"vote_queries": "calibrated", **manifest.model.features})
+    facts = {"vote_queries": "calibrated", "tensor_parallel": manifest.tensor_parallel}
+    require_compatible(facts | manifest.model.features)
     if manifest.prefill_chunk >= manifest.geometry.L_max:
         raise UserError(
             f"{build.directory} prefills a prompt at once, and shows no queries",
             "calibrate with a build whose --prefill-chunk is below --L-max",
         )
     if not any(layer.reach == 0 for layer in manifest.model.cached.values()):
-        raise UserError(f"no layer of {build.directory} votes: each has a sliding window", "")
+        raise UserError(
+            f"no layer of {build.directory} votes: each has a sliding window",
+            "leave --vote-queries out for this model",
+        )
 
 
 def measured(

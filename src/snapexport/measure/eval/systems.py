@@ -34,7 +34,7 @@ from snapexport.runtime.requests.prompts import load_tokenizer
 Choices = dict[str, Any]
 """Fields of BuildOptions: whole numbers and names."""
 
-_FIELDS = tuple(name for name in CACHE_FIELDS if name != "kv_budget")
+_FIELDS = tuple(name for name in CACHE_FIELDS if name not in ("kv_budget", "mean_queries"))
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,6 @@ class SystemMaker:
         dropped = {"vote", "softmax", "group", "L_obs"} if repeats or calibrated else set()
         if repeats != self.own.repeats or calibrated != self.own.calibrated:
             dropped.add("L_obs")
-        if calibrated != self.own.calibrated:
-            dropped.add("pool_kernel")
         if calibrated:
             choices = choices | {"mean_queries": Path("traces")}
         kept = {name: value for name, value in choices.items() if name not in dropped}
