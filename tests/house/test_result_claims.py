@@ -66,6 +66,17 @@ def repeated() -> bool:
     return (round(again - mean["full 8192"], 1), round(own - mean["full 8192"], 1)) == (10.4, 18.4)
 
 
+def calibrated() -> bool:
+    """A quarter of 2,048 tokens, of 20 prompts; of 4,000 tokens of text, of 20 passages."""
+    names = [
+        f"snapstream:vote_queries={of}" for of in ("prompt,L_obs=15", "calibrated,pool_kernel=31")
+    ]
+    rows = report("quality", "qwen_calibrated_2048")["results"]
+    numbers = [found(rows, system=name, slots=512, samples=20)["score"] for name in names]
+    texts = [lost("qwen_calibrated_text_4000", 4000, name, 4)["loss"] for name in names]
+    return [round(one, 2) for one in numbers + texts] == [0.2, 0.5, 0.07, 0.21]
+
+
 def long_answers() -> bool:
     rows = report("quality", "real_model_votes_words")
 
@@ -176,6 +187,8 @@ CLAIMS: dict[str, Callable[[], bool]] = {
     "finds each number in 1/4, 1/8 and 1/32 of the cache with SnapStream and snapkv, none with "
     "streaming": on_a_gpu,
     "loses 10.4 nats instead of 18.4": repeated,
+    "finds .50 instead of .20": calibrated,
+    "but text loses .21 instead of .07": calibrated,
     "four words loses nothing, one of twelve words 22 nats": long_answers,
     "`--cache-dtype int8` costs .005 nats a token at most": int8_caches,
     "a median of 7 tokens": free_answers,
