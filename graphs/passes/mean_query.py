@@ -102,7 +102,14 @@ def mean_query(
     _, heads, _, width = query.shape
     rotation = rotation_of(query)
     mean = np.array(marker.attrs[_MEAN], np.float32).reshape(heads, width)
-    magnitude = np.array(marker.attrs[_MAGNITUDE], np.float32).reshape(heads, -1)
+    magnitude = np.array(marker.attrs[_MAGNITUDE], np.float32)
+    magnitude = magnitude.reshape(heads, len(magnitude) // heads)
+    if magnitude.shape[1] != rotation.pairs:
+        raise UserError(
+            f"layer {marker.attrs['layer']} has magnitudes of {magnitude.shape[1]} pairs, and RoPE "
+            f"turns {rotation.pairs}",
+            "use mean queries of this model",
+        )
     free = np.zeros((heads, 1), np.float32)
     if rotation.pairs:
         free = np.maximum(magnitude - np.abs(rotation.paired(mean)), 0)

@@ -212,6 +212,11 @@ def test_what_a_mean_query_has_no_use_for_is_refused(
     assert error.value.hint
 
 
+def fewer_pairs(found: Any) -> None:
+    for layer in filter(None, found["layers"]):
+        layer["magnitude"] = [row[1:] for row in layer["magnitude"]]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -221,6 +226,7 @@ def test_what_a_mean_query_has_no_use_for_is_refused(
         (lambda found: found["layers"][-1]["mean"].pop(), r"mean \("),
         (lambda found: found["layers"][-1]["mean"][0].__setitem__(0, "a"), "no number"),
         (lambda found: found["layers"].__setitem__(-1, None), "has no mean queries"),
+        (fewer_pairs, "and RoPE turns"),
     ],
 )
 def test_a_file_that_is_not_of_the_model_is_refused(
