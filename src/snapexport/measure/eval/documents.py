@@ -93,7 +93,7 @@ def passages(
     if not found:
         raise UserError(
             f"no document has {tokens} tokens",
-            "give longer --documents, or use smaller --lengths or --continuation",
+            "give longer --documents, or ask for fewer tokens of each",
         )
     return found
 
