@@ -29,7 +29,6 @@ STEPS = 8
 
 _FORM = "write it as docs/reference/vote-options.md describes"
 _ANOTHER = "use head budgets of this model"
-_KEYS = {"format", "kv_heads", "layers", "calibration"}
 _MOST = 1 << 31
 
 Group = tuple[tuple[int, ...], int]
@@ -46,18 +45,11 @@ class HeadBudget:
     @classmethod
     def read(cls, path: Path) -> "HeadBudget":
         """Read a file of head budgets. Raises UserError."""
-        try:
-            found = read_object(path, MOST_BYTES, _FORM)
-        except FileNotFoundError:
-            raise UserError(f"there is no file {path}", _FORM) from None
-        if found.get("format") != FORMAT or set(found) != _KEYS:
-            raise UserError(f"{path} does not hold head budgets", _FORM)
-        kv_heads, layers = found["kv_heads"], found["layers"]
+        found = read_calibration(path, MOST_BYTES, FORMAT, {"kv_heads"}, _FORM)
+        kv_heads = found["kv_heads"]
         if type(kv_heads) is not int or kv_heads < 1:
             raise UserError(f"{path}: kv_heads is no whole number above 0", _FORM)
-        if not isinstance(layers, list):
-            raise UserError(f"{path}: layers is no list", _FORM)
-        rows = (_row(path, layer, row, kv_heads) for layer, row in enumerate(layers))
+        rows = (_row(path, layer, row, kv_heads) for layer, row in enumerate(found["layers"]))
         return cls(kv_heads, tuple(rows))
 
     @classmethod
@@ -111,6 +103,25 @@ class HeadBudget:
         if len(merged) == 1:
             return [(tuple(range(len(row))), min(K, room))]
         return [(tuple(sorted(heads)), size) for size, heads in merged.items()]
+
+
+def read_calibration(
+    path: Path, most: int, form: str, further: set[str], hint: str
+) -> dict[str, Any]:
+    """What a file of `snapexport calibrate` holds, among it a list `layers`. Raises UserError.
+
+    form: its format. further: keys beside `format`, `layers` and `calibration`.
+    """
+    try:
+        found = read_object(path, most, hint)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}", hint) from None
+    if found.get("format") != form or set(found) != {"format", "layers", "calibration"} | further:
+        what = form.removeprefix("snapexport ").removesuffix(" 1")
+        raise UserError(f"{path} does not hold {what}", hint)
+    if not isinstance(found["layers"], list):
+        raise UserError(f"{path}: layers is no list", hint)
+    return found
 
 
 def with_head_groups(

@@ -19,10 +19,10 @@ import numpy as np
 import onnx
 
 from snapexport.build.graph_files import Traces
+from snapexport.build.head_budget import read_calibration
 from snapexport.contract.graph_kinds import graph_of
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError
-from snapexport.files.untrusted import read_object
 from snapexport.graphs.passes.mean_query import LayerQueries, stamp
 
 FORMAT = "snapexport mean queries 1"
@@ -42,18 +42,9 @@ class MeanQueries:
     @classmethod
     def read(cls, path: Path) -> "MeanQueries":
         """Read a file of mean queries. Raises UserError."""
-        try:
-            found = read_object(path, MOST_BYTES, _FORM)
-        except FileNotFoundError:
-            raise UserError(f"there is no file {path}", _FORM) from None
-        if found.get("format") != FORMAT or set(found) != {"format", "layers", "calibration"}:
-            raise UserError(f"{path} does not hold mean queries", _FORM)
-        if not isinstance(found["layers"], list):
-            raise UserError(f"{path}: layers is no list", _FORM)
-        layers = {
-            layer: _layer(path, layer, row) for layer, row in enumerate(found["layers"]) if row
-        }
-        return cls(layers, len(found["layers"]))
+        rows = read_calibration(path, MOST_BYTES, FORMAT, set(), _FORM)["layers"]
+        layers = {layer: _layer(path, layer, row) for layer, row in enumerate(rows) if row}
+        return cls(layers, len(rows))
 
     def text(self, calibration: dict[str, Any]) -> str:
         """The content of a file. calibration: what was measured."""
