@@ -13,6 +13,7 @@ from onnx.helper import make_opsetid
 from snapexport.contract.vote import DEFAULT_POOL_KERNEL
 from snapexport.graphs.functions import EXPERTS
 from snapexport.graphs.functions.block_select import BLOCK_SELECT
+from snapexport.graphs.functions.calibrated_votes import calibrated_votes
 from snapexport.graphs.functions.experts import Experts, experts
 from snapexport.graphs.functions.extend_gather import EXTEND_GATHER
 from snapexport.graphs.functions.int8_cache import INT8_ROWS, INT8_SCALE
@@ -45,6 +46,7 @@ def function(
         snapkv_select(vote, pool_kernel, softcapped),
         select_voted(vote, pool_kernel),
         repetition_votes(softcapped),
+        calibrated_votes(interleaved=False),
         EXTEND_GATHER,
         *(experts(form, of) for form in EXPERTS),
     ]
