@@ -1,6 +1,7 @@
 """Graphs that are opened when they run: how many are held, and what they answer."""
 
 from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -39,17 +40,22 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield names
 
 
-@pytest.mark.parametrize(("free", "held", "times"), [(0, 1, 8), (None, 1, 8), (1 << 40, 3, 3)])
+@pytest.mark.parametrize(
+    ("free", "left", "held", "times"),
+    [(0, 0, 1, 8), (None, None, 1, 8), (1 << 40, 1 << 39, 3, 3), (1 << 40, 1 << 38, 1, 8)],
+)
 def test_integer_weights_are_held_while_there_is_memory(
     integer_build: Build,
     opened: list[str],
     monkeypatch: pytest.MonkeyPatch,
     free: int | None,
+    left: int | None,
     held: int,
     times: int,
 ) -> None:
-    """A graph that is opened again gives what it gave."""
-    monkeypatch.setattr(open_graphs, "host_available", lambda: free)
+    """A graph that is opened again gives what it gave. left: of the free memory, from then on."""
+    answers = chain([free], repeat(left))
+    monkeypatch.setattr(open_graphs, "host_available", lambda: next(answers))
     grid = vault_grid(integer_build, policies=POLICIES)
     prompts = np.random.default_rng(0).integers(1, 1000, (2, 300))
     with loading(integer_build, grid.options) as loaded:

@@ -62,15 +62,21 @@ class OpenGraphs:
         if self._running["backend"] == "onnxruntime" and not manifest.holds_integers:
             return 0
         fewest = _DECODE if graph == "decode" else _OF_PROMPTS
-        free = 0 if self._running["backend"] == "onnxruntime-cuda" else self._free
+        on_gpu = self._running["backend"] == "onnxruntime-cuda"
+        free = 0 if on_gpu or self._is_little_left else self._free
         return max(fewest, free // _PART // weights_bytes(manifest))
+
+    @property
+    def _is_little_left(self) -> bool:
+        """Of the memory that was free, a third: a graph may take several times its weights."""
+        return (host_available() or self._free) < self._free // 3
 
     def opened(self, build: Build, graph: GraphName, make: Callable[[], GraphBackend]) -> _Opened:
         """A graph, which is now the last that is let go."""
         same = self._opened[graph]
         sha256 = build.manifest.graphs[graph].sha256
         found, most = same.pop(sha256, None), self.held(build.manifest, graph)
-        if found is None and 0 < most <= len(same):
+        while found is None and 0 < most <= len(same):
             del same[next(iter(same))]
         same[sha256] = found or _Opened(make())
         return same[sha256]
