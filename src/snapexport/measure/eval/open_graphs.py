@@ -68,8 +68,8 @@ class OpenGraphs:
 
     @property
     def _is_little_left(self) -> bool:
-        """Of the memory that was free, a third: a graph may take several times its weights."""
-        return (host_available() or self._free) < self._free // 3
+        """Of the memory that was free, not half: a graph may take several times its weights."""
+        return (host_available() or self._free) < self._free // 2
 
     def opened(self, build: Build, graph: GraphName, make: Callable[[], GraphBackend]) -> _Opened:
         """A graph, which is now the last that is let go."""
