@@ -25,7 +25,7 @@ from snapexport.graphs.functions.repetition import repetition_votes
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import call, fresh, graph_input, int64s, markers, node
 from snapexport.graphs.passes.cache import cache_like
-from snapexport.graphs.passes.mean_query import Turns, mean_query
+from snapexport.graphs.passes.mean_query import MeanAngles, mean_query
 from snapexport.graphs.passes.storage import cast, storage_of
 
 
@@ -34,13 +34,13 @@ def compress_graph(prefill: gs.Graph, geometry: CacheGeometry, options: GraphOpt
     storage = storage_of(options.cache_dtype)
     prompt_length = gs.Variable(names.PROMPT_LENGTH, np.int64, (1,))
     graph = gs.Graph(name="compress", opset=prefill.opset, inputs=[prompt_length])
-    turns = Turns(graph, graph_input(prefill, names.INPUT_IDS).shape[1])
+    angles = MeanAngles(graph, graph_input(prefill, names.INPUT_IDS).shape[1])
     for layer, marker in _caching(prefill, geometry):
         ranks = sharing(prefill, latent=bool(marker.attrs["latent"]))
         states = _inputs(layer, marker, geometry, options, prompt_length, ranks)
         if geometry.calibrated and geometry.shapes[layer].K:
             states = replace(
-                states, mean=mean_query(graph, marker, marker.inputs[0], prompt_length, turns)
+                states, mean=mean_query(graph, marker, marker.inputs[0], prompt_length, angles)
             )
         graph.inputs.extend([states.key, states.value, *_deciding(states, geometry, layer)])
         read = _in_models_type(graph, marker, states)

@@ -129,7 +129,7 @@ def select(
     sizes = {"K": [layout.K], "pool_kernel": [1, geometry.vote.pool_kernel], **_window(layout)}
     votes = states.votes
     if mean := states.mean:
-        inputs = [mean.query, mean.free, states.key, states.prompt_length]
+        inputs = [mean.query, mean.excess, states.key, states.prompt_length]
         votes = gs.Variable(fresh(graph, "votes"), np.float32, states.key.shape[:3])
         function = calibrated_votes(mean.interleaved)
         call(graph, function, inputs, [votes], K=[layout.K], **_window(layout))

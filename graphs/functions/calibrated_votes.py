@@ -1,14 +1,14 @@
 """CalibratedVotes: what a cached key is worth to a mean query, by TriAttention (arXiv:2604.04921).
 
-query float32 [1,H,1,D], free float32 [1,H,P], key [1,Hkv,T,D], prompt_length int64 [1]
+query float32 [1,H,1,D], excess float32 [1,H,P], key [1,Hkv,T,D], prompt_length int64 [1]
     -> votes float32 [1,Hkv,T].
 Attributes: L_sink, L_recent (int), K (ints, [K]), as of SnapKVSelect.
 
-query is the mean query of texts, turned to the positions behind the prompt. The first 2P channels
-of a key are P pairs that RoPE turns; free has, for each, the mean magnitude of the queries' pair
-less the magnitude of the mean query's: how much of it no direction is known of. The score is
+query is the mean query of texts, rotated to the positions behind the prompt. The first 2P channels
+of a key are P pairs that RoPE rotates. excess has, for each, E|q| - |E q|: the mean magnitude of
+the queries' pair, less the magnitude of its mean. The score is
 
-    key . query + sum over pairs of free * |pair of key|
+    key . query + sum over pairs of excess * |pair of key|
 
 in standard deviations over the eligible positions, and of the query heads of a KV head the largest
 one counts. The least vote is 0.
@@ -20,7 +20,7 @@ from snapexport.graphs.functions.snapkv_select import CONSTANTS, ELIGIBLE
 _TEXT = (
     """
 <domain: "snapexport", opset_import: ["": 24]>
-CalibratedVotes <L_sink, L_recent, K> (query, free, key, prompt_length) => (votes)
+CalibratedVotes <L_sink, L_recent, K> (query, excess, key, prompt_length) => (votes)
 {
 """
     + CONSTANTS
@@ -43,16 +43,16 @@ CalibratedVotes <L_sink, L_recent, K> (query, free, key, prompt_length) => (vote
   none = Constant <value_ints = [0]> ()
   channels = Constant <value_ints = [3]> ()
   of_pair = Constant <value_ints = [%(of_pair)s]> ()
-  pairs = Shape <start = 2> (free)
+  pairs = Shape <start = 2> (excess)
   width = Mul (pairs, two)
-  turned = Slice (keys, none, width, channels)
+  rotated = Slice (keys, none, width, channels)
   pair_shape = Concat <axis = 0> (kv_heads, T, %(shape)s)
-  paired = Reshape (turned, pair_shape)
+  paired = Reshape (rotated, pair_shape)
   magnitudes = ReduceL2 <keepdims = 0> (paired, of_pair)
-  free_shape = Concat <axis = 0> (kv_heads, rest, pairs)
-  folded_free = Reshape (free, free_shape)
-  free_columns = Transpose <perm = [0, 1, 3, 2]> (folded_free)
-  without_direction = MatMul (magnitudes, free_columns)
+  excess_shape = Concat <axis = 0> (kv_heads, rest, pairs)
+  folded_excess = Reshape (excess, excess_shape)
+  excess_columns = Transpose <perm = [0, 1, 3, 2]> (folded_excess)
+  without_direction = MatMul (magnitudes, excess_columns)
   scores = Add (products, without_direction)
 
   # In standard deviations over the eligible positions.

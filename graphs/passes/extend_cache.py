@@ -36,7 +36,7 @@ from snapexport.graphs.passes.base import (
 from snapexport.graphs.passes.cache import attention_attributes, cache_like
 from snapexport.graphs.passes.chunks import chunk_mask, column_of
 from snapexport.graphs.passes.latents import EXPANDED, absorbed
-from snapexport.graphs.passes.mean_query import Turns, mean_query
+from snapexport.graphs.passes.mean_query import MeanAngles, mean_query
 from snapexport.graphs.passes.storage import Chunk, Storage, storage_of
 
 
@@ -114,7 +114,7 @@ class ExtendCache:
         ranks = sharing(graph, latent=bool(form))
         states = PromptStates(window, whole[0], whole[1], entries.total, bool(form), ranks)
         if self.geometry.calibrated and shape.K:
-            mean = mean_query(graph, marker, query, chunk.total_length, chunk.turns)
+            mean = mean_query(graph, marker, query, chunk.total_length, chunk.angles)
             states = replace(states, mean=mean)
         name = fresh(graph, "chosen")
         chosen = select(graph, self.geometry, layer, scores, states, name)
@@ -178,7 +178,7 @@ class _Chunk:
         self.taken = taken_tokens(graph)
         (self.total_length,) = node(graph, "Add", [self.first, self.taken])
         self._rows: gs.Tensor | None = None
-        self.turns = Turns(graph, self.tokens)
+        self.angles = MeanAngles(graph, self.tokens)
 
     def _take_first(self) -> gs.Tensor:
         """The chunk's first position, int64 [1], in the place of past_length."""

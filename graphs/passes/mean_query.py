@@ -1,8 +1,8 @@
-"""Turns the mean query of texts to the positions behind a prompt, by a trace's own RoPE.
+"""Rotates the mean query of texts to the positions behind a prompt, by a trace's own RoPE.
 
 `stamp` writes what was measured into a trace's attention markers, so that graphs of other caches
-can be made of it too. The mean query is turned to 17 positions, of which the last is 65,536 tokens
-away, and these are averaged (TriAttention, arXiv:2604.04921). Turning is linear in the cosines and
+can be made of it too. The mean query is rotated to 17 positions, of which the last is 65,536 tokens
+away, and these are averaged (TriAttention, arXiv:2604.04921). Rotation is linear in the cosines and
 sines, so these are averaged in its place.
 """
 
@@ -19,7 +19,7 @@ from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError, fresh, int64s, node
 
 FAR = tuple(1 << n for n in range(17))
-"""Tokens from a prompt's last position to those that the mean query is turned to."""
+"""Tokens from a prompt's last position to those that the mean query is rotated to."""
 _MEAN, _MAGNITUDE = "mean_query", "query_magnitude"
 
 Floats = NDArray[np.float32]
@@ -33,7 +33,7 @@ class LayerQueries(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """How RoPE turns a layer's queries. pairs: 0 where it does not. taken: what it turns."""
+    """How RoPE rotates a layer's queries. pairs: 0 where it does not. taken: what it rotates."""
 
     interleaved: bool
     pairs: int
@@ -42,18 +42,18 @@ class Rotation(NamedTuple):
 
     def paired(self, states: NDArray[np.floating[Any]]) -> NDArray[Any]:
         """The pairs [...,P] of states [...,D]."""
-        turned = states[..., : 2 * self.pairs]
+        rotated = states[..., : 2 * self.pairs]
         if self.interleaved:
-            return turned[..., ::2] + 1j * turned[..., 1::2]
-        return turned[..., : self.pairs] + 1j * turned[..., self.pairs :]
+            return rotated[..., ::2] + 1j * rotated[..., 1::2]
+        return rotated[..., : self.pairs] + 1j * rotated[..., self.pairs :]
 
 
 class MeanQuery(NamedTuple):
-    """A layer's mean query behind a prompt, float32 [1,H,1,D]. free: float32 [1,H,P], as
+    """A layer's mean query behind a prompt, float32 [1,H,1,D]. excess: float32 [1,H,P], as
     CalibratedVotes has it."""
 
     query: gs.Tensor
-    free: gs.Tensor
+    excess: gs.Tensor
     interleaved: bool
 
 
@@ -88,7 +88,7 @@ def rotation_of(query: gs.Tensor) -> Rotation:
 
 
 def mean_query(
-    graph: gs.Graph, marker: gs.Node, query: gs.Tensor, length: gs.Tensor, turns: "Turns"
+    graph: gs.Graph, marker: gs.Node, query: gs.Tensor, length: gs.Tensor, angles: "MeanAngles"
 ) -> MeanQuery:
     """The mean query of a marker, whose query is `query`, behind a prompt of `length`, int64 [1].
 
@@ -107,24 +107,26 @@ def mean_query(
     if magnitude.shape[1] != rotation.pairs:
         raise UserError(
             f"layer {marker.attrs['layer']} has magnitudes of {magnitude.shape[1]} pairs, and RoPE "
-            f"turns {rotation.pairs}",
+            f"rotates {rotation.pairs}",
             "use mean queries of this model",
         )
-    free = np.zeros((heads, 1), np.float32)
+    excess = np.zeros((heads, 1), np.float32)
     if rotation.pairs:
-        free = np.maximum(magnitude - np.abs(rotation.paired(mean)), 0)
-    turned: gs.Tensor = gs.Constant(fresh(graph, "mean_query"), mean[None, :, None])
+        excess = np.maximum(magnitude - np.abs(rotation.paired(mean)), 0)
+    rotated: gs.Tensor = gs.Constant(fresh(graph, "mean_query"), mean[None, :, None])
     if rotation.node is not None:
-        whole = gs.Variable(fresh(graph, "turned"), np.float32, (1, heads, 1, width))
-        by = turns.at(rotation.node, length)
-        node(graph, "RotaryEmbedding", [turned, *by], [whole], **rotation.node.attrs)
-        turned = whole
-    return MeanQuery(turned, gs.Constant(fresh(graph, "free"), free[None]), rotation.interleaved)
+        whole = gs.Variable(fresh(graph, "rotated"), np.float32, (1, heads, 1, width))
+        by = angles.at(rotation.node, length)
+        node(graph, "RotaryEmbedding", [rotated, *by], [whole], **rotation.node.attrs)
+        rotated = whole
+    return MeanQuery(
+        rotated, gs.Constant(fresh(graph, "excess"), excess[None]), rotation.interleaved
+    )
 
 
-class Turns:
+class MeanAngles:
     """Mean cosines and sines of the positions behind a prompt, in a graph that may be another one
-    than the trace's. Layers that RoPE turns alike share them."""
+    than the trace's. Layers that RoPE rotates alike share them."""
 
     def __init__(self, graph: gs.Graph, tokens: int) -> None:
         """tokens: of the trace's chunk."""

@@ -65,7 +65,7 @@ class QueryWindows:
     """Adds query_window.{l} [1,H,W,D], the queries that vote, to a chunk's outputs.
 
     Runs after PrefillCache. A layer that reads another's cache has no vote. before_rope: as they
-    are before RoPE turns them.
+    are before RoPE rotates them.
     """
 
     L_obs: int

@@ -37,7 +37,7 @@ CLOSE = 1e-4
 """Standard deviations within which two positions may change places."""
 LATER, SLOW = ("qwen3", "smollm3", "gemma3"), pytest.mark.slow
 NAMES = {"llama": False, "qwen3": False, "glm4": True, "smollm3": False, "gemma3": False}
-"""Checkpoints, and whether RoPE turns channels 2i and 2i + 1."""
+"""Checkpoints, and whether RoPE rotates channels 2i and 2i + 1."""
 
 
 @contextmanager
@@ -68,8 +68,8 @@ def published(
     """Scores [Hkv,n] of the eligible keys after RoPE, [Hkv,L,D], in standard deviations."""
     length, groups = keys.shape[1], mean.shape[0] // keys.shape[0]
     places, count = np.arange(span.start, span.stop), len(speeds)
-    turned = paired(keys[:, span.start : span.stop].astype(np.float64), count, interleaved)
-    before = np.repeat(turned * np.exp(-1j * places[:, None] * speeds), groups, 0)
+    rotated = paired(keys[:, span.start : span.stop].astype(np.float64), count, interleaved)
+    before = np.repeat(rotated * np.exp(-1j * places[:, None] * speeds), groups, 0)
     query = paired(mean.astype(np.float64), count, interleaved)[:, None]
     sizes, apart = np.abs(query) * np.abs(before), np.angle(query) - np.angle(before)
     scores = ((magnitude[:, None] - np.abs(query)) * np.abs(before)).sum(-1)
@@ -118,15 +118,15 @@ def made(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Callable[
 
 @torch.no_grad()
 def test_mean_queries_are_those_of_transformers(name: str, made: Any) -> None:
-    """Of the last chunk of each text, in the layers that RoPE turns and that vote."""
+    """Of the last chunk of each text, in the layers that RoPE rotates and that vote."""
     model, rows = masked.load(cases.checkpoint(name), "eager"), []
     for text in TEXTS:
         with watched(model) as found:
             model(torch.tensor([text]))
         rows.append([one[:, -CHUNK:] for one in found])
-    layers, turned = made[1].layers, turned_layers(model)
-    assert len(turned) == len(rows[0]) and set(turned) & set(layers)
-    for place, layer in enumerate(turned):
+    layers, rotated = made[1].layers, rotated_layers(model)
+    assert len(rotated) == len(rows[0]) and set(rotated) & set(layers)
+    for place, layer in enumerate(rotated):
         if layer in layers:
             queries, own = np.concatenate([row[place] for row in rows], axis=1), layers[layer]
             np.testing.assert_allclose(own.mean, queries.mean(1), atol=1e-5)
@@ -134,8 +134,8 @@ def test_mean_queries_are_those_of_transformers(name: str, made: Any) -> None:
             np.testing.assert_allclose(own.magnitude, np.abs(pairs).mean(1), atol=1e-5)
 
 
-def turned_layers(model: Any) -> list[int]:
-    """The layers whose queries RoPE turns."""
+def rotated_layers(model: Any) -> list[int]:
+    """The layers whose queries RoPE rotates."""
     steps = getattr(model.config, "no_rope_layers", None)
     return [layer for layer in range(model.config.num_hidden_layers) if not steps or steps[layer]]
 
@@ -154,11 +154,11 @@ def votes(name: str, means: MeanQueries, prompt: tuple[int, ...]) -> dict[int, A
     """What each voting layer's eligible positions are worth, by transformers' own keys."""
     model, past = masked.load(cases.checkpoint(name), "eager"), DynamicCache()
     model(torch.tensor([prompt]), past_key_values=past)
-    turned, found = turned_layers(model), {}
+    rotated, found = rotated_layers(model), {}
     span = range(SIZES["L_sink"], len(prompt) - SIZES["L_recent"])
     for layer, own in means.layers.items():
         keys = past.layers[layer].keys[0].double().numpy()
-        pairs = own.magnitude.shape[1] if layer in turned else 0
+        pairs = own.magnitude.shape[1] if layer in rotated else 0
         speeds, magnitude = speeds_of(model, layer, pairs), own.magnitude[:, :pairs]
         found[layer] = published(keys, own.mean, magnitude, speeds, NAMES[name], span)
     return found
@@ -226,7 +226,7 @@ def fewer_pairs(found: Any) -> None:
         (lambda found: found["layers"][-1]["mean"].pop(), r"mean \("),
         (lambda found: found["layers"][-1]["mean"][0].__setitem__(0, "a"), "no number"),
         (lambda found: found["layers"].__setitem__(-1, None), "has no mean queries"),
-        (fewer_pairs, "and RoPE turns"),
+        (fewer_pairs, "and RoPE rotates"),
     ],
 )
 def test_a_file_that_is_not_of_the_model_is_refused(

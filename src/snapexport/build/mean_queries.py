@@ -5,8 +5,8 @@
      "calibration": {...}}
 
 `layers` has for each layer the mean of its queries before RoPE, [H,D], and the mean magnitude of
-each pair of channels that RoPE turns, [H,P]; null for a layer that does not vote. `calibration` is
-for readers: what the numbers come from.
+each pair of channels that RoPE rotates, [H,P]; null for a layer that does not vote. `calibration`
+is for readers: what the numbers come from.
 """
 
 import json

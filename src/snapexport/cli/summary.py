@@ -188,12 +188,10 @@ def _cache_line(geometry: CacheGeometry) -> str:
     if not any(layer.K for layer in layers):
         return line
     vote = ", ".join(geometry.vote.options.values())
-    if geometry.repeats:
+    if geometry.repeats or geometry.calibrated:
+        who = "repeated prompt" if geometry.repeats else "mean query of texts"
         pooled = f"pool {geometry.vote.pool_kernel}; {geometry.vote.pool}"
-        return f"{line} (the repeated prompt votes, {pooled})"
-    if geometry.calibrated:
-        pooled = f"pool {geometry.vote.pool_kernel}; {geometry.vote.pool}"
-        return f"{line} (the mean query of texts votes, {pooled})"
+        return f"{line} (the {who} votes, {pooled})"
     window = f"window {geometry.vote.L_obs}"
     if geometry.pseudo_tokens:
         window = f"{geometry.pseudo_tokens} pseudo tokens"

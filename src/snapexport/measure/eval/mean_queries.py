@@ -46,12 +46,12 @@ def measured(
 ) -> MeanQueries:
     """Means over the last prefill chunk of each prompt (token ids). on_prompt: called after each.
 
-    Raises UserError for a build without traces (`--baseline`), or whose queries no RoPE turns.
+    Raises UserError for a build without traces (`--baseline`), or queries that RoPE does not give.
     """
     rotations = _rotations(build)
     sums: dict[int, list[Array]] = {layer: [np.zeros(()), np.zeros(())] for layer in rotations}
     count = 0
-    with _watched(build) as runner:
+    with _watched(build, max(map(len, prompts))) as runner:
         for prompt in prompts:
             states, taken = runner.prompt_states(np.array(prompt)), _taken(build, prompt)
             for layer, rotation in rotations.items():
@@ -89,11 +89,15 @@ def _rotations(build: Build) -> dict[int, Rotation]:
 
 
 @contextmanager
-def _watched(build: Build) -> Iterator[GraphRunner]:
-    """Graphs whose window is a whole chunk, with its queries before RoPE."""
+def _watched(build: Build, longest: int) -> Iterator[GraphRunner]:
+    """Graphs whose window is a whole chunk, with its queries before RoPE.
+
+    longest: of the prompts. A cache of the build's L_max may be far larger.
+    """
     manifest, chunk = build.manifest, build.manifest.prefill_chunk
     sizes = {"L_sink": 0, "L_recent": chunk, "K": 1, "L_obs": chunk, "pool_kernel": 1}
-    options = BuildOptions.of(model="", out=build.directory, L_max=manifest.geometry.L_max, **sizes)
+    L_max = max(longest, chunk + 1)  # of chunks, not of a single shot
+    options = BuildOptions.of(model="", out=build.directory, L_max=L_max, **sizes)
     with scratch(build.directory.resolve()) as directory:
         geometry = options.geometry(manifest.model)
         out = directory / "queries"

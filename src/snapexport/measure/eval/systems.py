@@ -125,7 +125,7 @@ class SystemMaker:
         dropped = {"vote", "softmax", "group", "L_obs"} if repeats or calibrated else set()
         if repeats != self.own.repeats or calibrated != self.own.calibrated:
             dropped.add("L_obs")
-        if calibrated:
+        if calibrated:  # the build's traces hold them
             choices = choices | {"mean_queries": Path("traces")}
         kept = {name: value for name, value in choices.items() if name not in dropped}
         return kept | ({"prefill_chunk": self.prefill_chunk} if repeats else {})
