@@ -50,9 +50,9 @@ def watched(model: Any) -> Iterator[list[Array]]:
         found.append(query[0].double().numpy())
         return original(query, *others, **named)
 
-    modeling.apply_rotary_pos_emb = noted
-    yield found
-    modeling.apply_rotary_pos_emb = original
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling, "apply_rotary_pos_emb", noted)
+        yield found
 
 
 def paired(states: Array, count: int, interleaved: bool) -> Array:

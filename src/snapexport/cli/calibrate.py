@@ -126,9 +126,11 @@ def _length(build: Build, given: int | None, least: int) -> int:
     longest = build.manifest.geometry.longest_prompt
     length = min(longest, LONGEST) if given is None else given
     if not least < length <= longest:
-        shows = f"the vote keeps all of {least}, and " if least else ""
+        why = f"the vote keeps all of {least}, and a prompt has up to {longest}"
         raise UserError(
-            f"passages of {length} tokens show nothing: {shows}a prompt has up to {longest}",
+            f"passages of {length} tokens show nothing: {why}"
+            if least
+            else f"--length {length} is no length of a prompt, which has 1 to {longest} tokens",
             "use a --length in between",
         )
     return length
