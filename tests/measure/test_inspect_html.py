@@ -207,7 +207,7 @@ def test_the_page_lists_the_facts_of_the_cache() -> None:
         "sinks": "0–4",
         "ring": "12–20",
         "kept by vote": "0–6",
-        "window W": "4",
+        "voters": "window 4",
         "pool P": "31",
         "vote": "causal, sum-squares, avg, mean",
     }

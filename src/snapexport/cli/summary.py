@@ -187,15 +187,8 @@ def _cache_line(geometry: CacheGeometry) -> str:
     line = f"{geometry.policy}: {parts} for prompts up to {geometry.longest_prompt}"
     if not any(layer.K for layer in layers):
         return line
-    vote = ", ".join(geometry.vote.options.values())
-    if geometry.repeats or geometry.calibrated:
-        who = "repeated prompt" if geometry.repeats else "mean query of texts"
-        pooled = f"pool {geometry.vote.pool_kernel}; {geometry.vote.pool}"
-        return f"{line} (the {who} votes, {pooled})"
-    window = f"window {geometry.vote.L_obs}"
-    if geometry.pseudo_tokens:
-        window = f"{geometry.pseudo_tokens} pseudo tokens"
-    return f"{line} ({window}, pool {geometry.vote.pool_kernel}; {vote})"
+    vote = geometry.vote
+    return f"{line} ({vote.who}, pool {vote.pool_kernel}; {vote.counting})"
 
 
 def _parts(layer: LayerGeometry) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from snapexport.contract.presets import PRESETS
 from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule, fact, flag, some, value
 from snapexport.contract.targets import TARGETS, TargetCapabilities, capabilities, targets_with
+from snapexport.contract.vote import VOTERS
 from snapexport.errors import flag_of
 
 
@@ -147,7 +148,6 @@ _VOTES = {
     "budget": "pyramid",
     "vote_queries": "pseudo",
 }
-_UNUSED_BY_REPEAT = {"L_obs": 8, "vote": "sum", "softmax": "causal", "group": "max"}
 _SIZES = {"kv_budget": 64, "L_sink": 4, "L_recent": 32, "K": 16, "L_obs": 8, "pool_kernel": 7}
 _ANOTHER = {"L_sink": 4, "L_obs": 8, "pool_kernel": 7, "softmax": "candidates"}
 _KEEPS_ALL = "it keeps every position"
@@ -308,12 +308,12 @@ BUILD_RULES: tuple[Rule, ...] = (
         for choice in (REPEAT, CALIBRATED)
     ),
     *(
-        Rule(flag(field, example), choice, why, LEAVE_OUT)
+        Rule(flag(field, (_SIZES | _VOTES)[field]), choice, why, LEAVE_OUT)
         for choice, why in (
             (REPEAT, "a position is worth the largest attention that any repeated token gives it"),
             (CALIBRATED, "a position is worth its key's score by the mean query"),
         )
-        for field, example in _UNUSED_BY_REPEAT.items()
+        for field in VOTERS[choice.example["vote_queries"]].unused
     ),
     Rule(
         CALIBRATED,

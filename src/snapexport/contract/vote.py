@@ -11,14 +11,35 @@ DEFAULT_POOL_KERNEL = 31
 """31 spans an answer: 7 keeps only three tokens after the one that the window's queries attend to,
 and a tokenizer may spell a number digit by digit (docs/quality.md)."""
 
-VOTE_QUERIES = ("prompt", "pseudo", "repeat", "calibrated")
-"""Whose queries vote: the last W prompt tokens', those of W pseudo tokens, which the model writes
-after the prompt, or those of the whole prompt, which is repeated W tokens at a time. What comes
-after the prompt is forgotten. Calibrated: the mean query of other texts."""
-
 VOTING_ROWS = 64
 """Repeated tokens whose scores [H,VOTING_ROWS,T] exist at the same time: 1 GiB for 32 heads and
 131,072 positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Voters:
+    """Who votes on a prompt's positions.
+
+    words: who, with {W} for how many. counts: how their votes are counted, where no option of the
+    vote says it. unused: the vote's fields that have no use then.
+    """
+
+    words: str
+    counts: str = ""
+    unused: tuple[str, ...] = ()
+
+
+_ALONE = "L_obs", "vote", "softmax", "group"
+
+VOTERS = {
+    "prompt": Voters("window {W}"),
+    # The model writes them after the prompt, and they are forgotten.
+    "pseudo": Voters("{W} pseudo tokens"),
+    # The whole prompt is fed again, W tokens at a time, and forgotten.
+    "repeat": Voters("the repeated prompt", "max", _ALONE),
+    "calibrated": Voters("the mean query of texts", "TriAttention's", _ALONE),
+}
+"""Whose queries vote, by the option's value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +48,7 @@ class Vote:
 
     L_obs: W, the number of last prompt tokens whose queries vote (SnapKV). pool_kernel: P, the
     width of the pool over the votes (odd). vote, pool, softmax, group: the options by name. budget:
-    the rule that shared K. vote_queries: whose queries vote, of VOTE_QUERIES.
+    the rule that shared K. vote_queries: whose queries vote, of VOTERS.
     """
 
     L_obs: int = DEFAULT_L_OBS
@@ -47,10 +68,21 @@ class Vote:
                 f"--pool-kernel {self.pool_kernel} is even: its window would have no middle",
                 f"use --pool-kernel {self.pool_kernel + 1}",
             )
-        if self.vote_queries not in VOTE_QUERIES:
+        if self.vote_queries not in VOTERS:
             raise UserError(
-                f"no vote queries '{self.vote_queries}'", f"choose from {', '.join(VOTE_QUERIES)}"
+                f"no vote queries '{self.vote_queries}'", f"choose from {', '.join(VOTERS)}"
             )
+
+    @property
+    def who(self) -> str:
+        """Who votes, for people."""
+        return VOTERS[self.vote_queries].words.format(W=self.L_obs)
+
+    @property
+    def counting(self) -> str:
+        """How the votes are counted, for people."""
+        counts = VOTERS[self.vote_queries].counts
+        return f"{counts}, {self.pool}" if counts else ", ".join(self.options.values())
 
     @property
     def options(self) -> dict[str, str]:

@@ -43,7 +43,7 @@ def test_build_takes_what_calibrate_writes_and_eval_compares_it(
     (entry,) = [entry for name, entry in made.manifest.graphs.items() if name == "compress"]
     assert not [spec.name for spec in entry.inputs if spec.name.startswith("query_window")]
     assert main(["inspect", str(made.directory)]) == 0
-    assert "the mean query of texts votes" in capsys.readouterr().out
+    assert "the mean query of texts" in capsys.readouterr().out
     for policy in ("snapstream", "snapstream:vote_queries=prompt,L_obs=4"):
         assert evaluated(made.directory, policy) == 0
         (system,) = json.loads(capsys.readouterr().out)["systems"]

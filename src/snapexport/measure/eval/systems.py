@@ -22,6 +22,7 @@ from snapexport.contract.graph_options import PREFILLS, require_one_of
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS, VOTE_FIELDS
+from snapexport.contract.vote import VOTERS
 from snapexport.errors import UserError
 from snapexport.measure.eval.open_graphs import OpenGraphs
 from snapexport.measure.eval.options import EvalOptions
@@ -117,18 +118,16 @@ class SystemMaker:
     def _without_other_queries(self, choices: Choices) -> Choices:
         """Drop the choices that make no sense under the other `vote_queries`.
 
-        A repeated prompt and a mean query have no window, and their own vote: the build's say
-        nothing of it.
+        Those that need no window have their own vote too.
         """
         queries = choices.get("vote_queries", "prompt")
-        repeats, calibrated = queries == "repeat", queries == "calibrated"
-        dropped = {"vote", "softmax", "group", "L_obs"} if repeats or calibrated else set()
-        if repeats != self.own.repeats or calibrated != self.own.calibrated:
+        dropped = {*VOTERS[queries].unused}
+        if "L_obs" in VOTERS[self.own.vote.vote_queries].unused:  # the build's says nothing
             dropped.add("L_obs")
-        if calibrated:  # the build's traces hold them
+        if queries == "calibrated":  # the build's traces hold them
             choices = choices | {"mean_queries": Path("traces")}
         kept = {name: value for name, value in choices.items() if name not in dropped}
-        return kept | ({"prefill_chunk": self.prefill_chunk} if repeats else {})
+        return kept | ({"prefill_chunk": self.prefill_chunk} if queries == "repeat" else {})
 
     def _head_budget(self) -> HeadBudget | None:
         """The budgets of the build's own head groups, if it has some."""

@@ -75,13 +75,8 @@ def _cache_facts(geometry: CacheGeometry, length: int, heads: str) -> dict[str, 
         "kept by vote": _span(place.kept(length) for place in layers),
     }
     if any(place.K for place in layers):
-        window = f"{geometry.vote.L_obs}" + " pseudo tokens" * bool(geometry.pseudo_tokens)
-        vote = ", ".join(geometry.vote.options.values())
-        if geometry.repeats:
-            window, vote = "the repeated prompt", f"max, {geometry.vote.pool}"
-        if geometry.calibrated:
-            window, vote = "the mean query of texts", f"TriAttention's, {geometry.vote.pool}"
-        facts |= {"window W": window, "pool P": f"{geometry.vote.pool_kernel}", "vote": vote}
+        vote = geometry.vote
+        facts |= {"voters": vote.who, "pool P": f"{vote.pool_kernel}", "vote": vote.counting}
     return facts
 
 
