@@ -38,7 +38,7 @@ def compress_graph(prefill: gs.Graph, geometry: CacheGeometry, options: GraphOpt
     for layer, marker in _caching(prefill, geometry):
         ranks = sharing(prefill, latent=bool(marker.attrs["latent"]))
         states = _inputs(layer, marker, geometry, options, prompt_length, ranks)
-        if geometry.calibrated and geometry.shapes[layer].K:
+        if geometry.voters == "calibrated" and geometry.shapes[layer].K:
             states = replace(
                 states, mean=mean_query(graph, marker, marker.inputs[0], prompt_length, angles)
             )
@@ -103,9 +103,9 @@ def _blocks(graph: gs.Graph, window: gs.Tensor) -> Iterator[tuple[int, gs.Tensor
 def _deciding(states: PromptStates, geometry: CacheGeometry, layer: int) -> list[gs.Tensor]:
     """What decides on the kept positions: the window, or votes in the layers that have some, or
     nothing of the prompt."""
-    if geometry.calibrated:
+    if geometry.voters == "calibrated":
         return []
-    if not geometry.repeats:
+    if geometry.voters != "repeat":
         return [states.query_window]
     return [states.votes] if geometry.shapes[layer].K else []
 
@@ -139,7 +139,7 @@ def _inputs(
         prompt_length=prompt_length,
         latent=bool(marker.attrs["latent"]),
         sharing=ranks,
-        votes=votes if geometry.repeats else None,
+        votes=votes if geometry.voters == "repeat" else None,
     )
 
 

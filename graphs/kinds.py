@@ -59,7 +59,7 @@ def _prefill(recipe: Recipe, size: Size) -> list[Pass]:
         shot = SingleShot(geometry, recipe.options)
         states = RecurrentStates(partial(graph_input, name=PROMPT_LENGTH), begins=True)
         return [Latents(), shot, states, *_sampling(recipe)]
-    voting = geometry.compresses and not geometry.calibrated
+    voting = geometry.compresses and geometry.voters != "calibrated"
     windows = [QueryWindows(geometry.vote.L_obs, recipe.before_rope)] if voting else []
     options = recipe.options.of_prompt_cache()
     caches = PrefillCache(geometry.slots, size.capacity, options)

@@ -113,7 +113,7 @@ class ExtendCache:
             window = absorbed(graph, window, more[0])
         ranks = sharing(graph, latent=bool(form))
         states = PromptStates(window, whole[0], whole[1], entries.total, bool(form), ranks)
-        if self.geometry.calibrated and shape.K:
+        if self.geometry.voters == "calibrated" and shape.K:
             mean = mean_query(graph, marker, query, chunk.total_length, chunk.angles)
             states = replace(states, mean=mean)
         name = fresh(graph, "chosen")

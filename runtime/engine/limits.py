@@ -78,7 +78,7 @@ class Limits:
 
 def _further_work(geometry: CacheGeometry) -> tuple[FurtherWork, ...]:
     """What follows the chunks of a prompt that is compressed."""
-    if geometry.repeats:
+    if geometry.voters == "repeat":
         return (Repetition(geometry.held_whole),)
     if geometry.pseudo_tokens:
         return (PseudoTokens(geometry.pseudo_tokens, geometry.held_whole),)

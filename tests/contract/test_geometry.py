@@ -1,5 +1,7 @@
 """Arithmetic of cache slots against a cache that is simulated position by position."""
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,8 @@ from snapexport.contract.budgets import default_pool_kernel, default_ring
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.vote import VOTE_QUERIES, Vote
+from snapexport.contract.voters import VOTERS, vote_summary
 from snapexport.errors import UserError
 
 layers = st.builds(LayerGeometry, st.integers(0, 5), st.integers(1, 9), st.integers(0, 6))
@@ -112,3 +116,9 @@ def test_wrong_geometry_is_refused_by_its_flag(change: dict[str, int], flag: str
         GeometryRecord("snapstream", **(right | change)).geometry()
     assert error.value.message.startswith(flag)
     assert error.value.hint
+
+
+@pytest.mark.parametrize("queries", VOTE_QUERIES)
+def test_every_kind_of_voters_is_described_and_fields_without_use_exist(queries: str) -> None:
+    assert all(vote_summary(Vote(vote_queries=queries)).values())
+    assert {*VOTERS[queries].unused} <= {field.name for field in fields(Vote)}

@@ -22,7 +22,7 @@ from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS
 from snapexport.contract.slots import Slots
 from snapexport.contract.steps import Steps
 from snapexport.contract.targets import TARGETS, Target, capabilities
-from snapexport.contract.vote import DEFAULT_L_OBS, VOTERS, Vote
+from snapexport.contract.vote import DEFAULT_L_OBS, VOTE_QUERIES, Vote
 from snapexport.errors import UserError, flag_of
 from snapexport.files.dtypes import DTYPES, CacheDType, DType
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
@@ -45,7 +45,7 @@ CPU_CHUNK = 128
 
 _CHOICES = {stage: tuple(options) for stage, options in STAGES.items()} | {
     "budget": BUDGETS,
-    "vote_queries": tuple(VOTERS),
+    "vote_queries": VOTE_QUERIES,
 }
 
 

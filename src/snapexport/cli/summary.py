@@ -12,6 +12,7 @@ from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import cache_bytes, composed_attention, weights_bytes
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.sizes import spelled
+from snapexport.contract.voters import vote_summary
 
 Kind = TypeVar("Kind")
 TOKENIZER = "tokenizer.json"
@@ -187,8 +188,8 @@ def _cache_line(geometry: CacheGeometry) -> str:
     line = f"{geometry.policy}: {parts} for prompts up to {geometry.longest_prompt}"
     if not any(layer.K for layer in layers):
         return line
-    vote = geometry.vote
-    return f"{line} ({vote.who}, pool {vote.pool_kernel}; {vote.counting})"
+    who, pool, counted = vote_summary(geometry.vote).values()
+    return f"{line} ({who}, pool {pool}; {counted})"
 
 
 def _parts(layer: LayerGeometry) -> str:

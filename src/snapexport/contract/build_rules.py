@@ -10,7 +10,7 @@ from collections.abc import Callable
 from snapexport.contract.presets import PRESETS
 from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule, fact, flag, some, value
 from snapexport.contract.targets import TARGETS, TargetCapabilities, capabilities, targets_with
-from snapexport.contract.vote import VOTERS
+from snapexport.contract.voters import VOTERS
 from snapexport.errors import flag_of
 
 

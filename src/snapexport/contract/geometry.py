@@ -53,7 +53,7 @@ class CacheGeometry:
                 f"use --L-obs {self.L_max} or less",
             )
         recent = min((layer.L_recent for layer in self.layers if layer.K), default=L_obs)
-        if L_obs > recent and not self.repeats:
+        if L_obs > recent and self.voters != "repeat":
             raise UserError(
                 f"--L-obs {L_obs} is larger than --L-recent {recent}: "
                 "the observation window must lie inside the ring",
@@ -104,28 +104,23 @@ class CacheGeometry:
         return any(layer.K for layer in self.layers)
 
     @property
+    def voters(self) -> str | None:
+        """Whose queries vote, of VOTE_QUERIES; None where nothing is voted."""
+        return self.vote.vote_queries if self.votes else None
+
+    @property
     def pseudo_tokens(self) -> int:
-        """The vote's pseudo tokens; 0 where nothing is voted."""
-        return self.vote.pseudo_tokens if self.votes else 0
-
-    @property
-    def repeats(self) -> bool:
-        """Whether the vote repeats the prompt; never where nothing is voted."""
-        return self.vote.repeats and self.votes
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether the mean query of other texts votes; never where nothing is voted."""
-        return self.vote.calibrated and self.votes
+        """Tokens that are written after a prompt, so that their queries vote; 0: none."""
+        return self.vote.L_obs if self.voters == "pseudo" else 0
 
     def block_voters(self, chunk: int) -> int:
-        """The vote's voters on each block; 0 where nothing is voted."""
-        return self.vote.block_voters(chunk) if self.votes else 0
+        """A prompt's last tokens that vote on each of its blocks: W, and at most half a chunk."""
+        return 0 if self.voters in (None, "calibrated") else min(self.vote.L_obs, chunk // 2)
 
     @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt: the full-length cache holds what votes after it."""
-        return self.L_max - (self.vote.after_prompt if self.votes else 0)
+        return self.L_max - (self.vote.L_obs if self.voters in ("pseudo", "repeat") else 0)
 
     @property
     def held_whole(self) -> int:
@@ -145,7 +140,7 @@ class CacheGeometry:
     def chunk_facts(self, prefill_chunk: int) -> dict[str, object]:
         """What the table of exclusions asks about the vote beside prefill's chunks."""
         return {
-            "vote_queries": self.vote.vote_queries if self.votes else None,
+            "vote_queries": self.voters,
             "voters": self.vote.L_obs,
             "prefill_chunk": prefill_chunk,
             "single_shot": self.is_single_shot(prefill_chunk),

@@ -146,7 +146,7 @@ _TABLE = (
     GraphKind(
         name="vote",
         specs=GraphFacts.vote,
-        built_if=lambda geometry, options, chunk: geometry.repeats,
+        built_if=lambda geometry, options, chunk: geometry.voters == "repeat",
         loaded_if=lambda run: run.compresses,
         traced_as="prefill",
         has_weights=False,

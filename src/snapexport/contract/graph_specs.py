@@ -130,7 +130,7 @@ class GraphFacts:
         """The compress step."""
         length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
         past = self._whole(names.past_key, names.past_value)
-        decides = self._votes(names.votes) if self._geometry.repeats else self._windows()
+        decides = self._votes(names.votes) if self._geometry.voters == "repeat" else self._windows()
         return length | past | decides, self._compressed()
 
     def vote(self) -> Tensors:
@@ -316,7 +316,7 @@ class GraphFacts:
     def _windows(self) -> Specs:
         """What votes of a prompt's tokens: nothing where the mean query of other texts does."""
         W = self._geometry.vote.L_obs
-        if self._geometry.calibrated:
+        if self._geometry.voters == "calibrated":
             return {}
         return {
             names.query_window(index): (self._prompt_dtype, (1, layer.heads, W, layer.query_dim))

@@ -7,7 +7,7 @@ digest in `manifest.json.sha256` (format of `sha256sum --check`) reveals an edit
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationError
 
@@ -28,7 +28,6 @@ MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
 Quantization = Literal["keep", "int8", "int4", "fp8"]
-QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 WEIGHTS = "weights"
 """A build's folder of weights."""
 RANK = "rank"

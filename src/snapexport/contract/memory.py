@@ -96,9 +96,11 @@ def vote_scores_bytes(
 
     A repeated prompt votes some rows at a time. A mean query scores the magnitudes of pairs too.
     """
-    queries = min(geometry.vote.L_obs, VOTING_ROWS) if geometry.repeats else geometry.vote.L_obs
+    queries = geometry.vote.L_obs
+    if geometry.voters == "repeat":
+        queries = min(queries, VOTING_ROWS)
     scores = scores_bytes(model, queries, slots)
-    if geometry.calibrated:
+    if geometry.voters == "calibrated":
         scores += max(one.kv_heads * one.key_dim for one in model.layers) // 2 * slots * _FP32
     return int(capabilities(target).vote_score_copies * scores)
 

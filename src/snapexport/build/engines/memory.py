@@ -124,7 +124,7 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     inputs = {spec.name: spec for spec in manifest.graphs[name].inputs}
     layers = [spec for spec in caches_of(manifest, name) if spec.name.endswith(".key")]
     slots = max((spec.shape[2] for spec in layers), default=0)
-    if name == ("vote" if manifest.geometry.repeats else "compress"):
+    if name == ("vote" if manifest.geometry.voters == "repeat" else "compress"):
         return _vote_scratch(manifest, slots)
     ids = inputs.get(names.INPUT_IDS)
     rows = ids.shape[1] if ids else 1

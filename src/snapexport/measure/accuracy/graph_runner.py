@@ -45,7 +45,7 @@ class GraphRunner(SequenceRunner):
         self._prefill: GraphName = "baseline-prefill" if baseline else "prefill"
         self._decode: GraphName = "baseline-decode" if baseline else "decode"
         self._compresses = "compress" in build.manifest.graphs and not baseline
-        self._repeats = self._compresses and build.manifest.geometry.repeats
+        self._repeats = self._compresses and build.manifest.geometry.voters == "repeat"
         self._loaded: dict[GraphName, tuple[Infer, ExitStack]] = {}
 
     def activate_impl(self) -> None:

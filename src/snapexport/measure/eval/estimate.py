@@ -98,7 +98,7 @@ def _continuation(grid: Grid, length: int, chunk: float, step: float) -> float:
     with no other system.
     """
     counts = [system.geometry.pseudo_tokens for system in grid.systems]
-    repeats = sum(system.geometry.repeats for system in grid.systems)
+    repeats = sum(system.geometry.voters == "repeat" for system in grid.systems)
     again = repeats * len(repeated_starts(length, grid.build.manifest.prefill_chunk))
     again += sum(_blocks(grid, system, length) for system in grid.systems if system.in_blocks)
     return again * chunk + sum(chunk + step * (count - 1) for count in counts if count)

@@ -22,7 +22,7 @@ from snapexport.contract.graph_options import PREFILLS, require_one_of
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS, VOTE_FIELDS
-from snapexport.contract.vote import VOTERS
+from snapexport.contract.voters import VOTERS
 from snapexport.errors import UserError
 from snapexport.measure.eval.open_graphs import OpenGraphs
 from snapexport.measure.eval.options import EvalOptions
