@@ -140,6 +140,6 @@ class GraphBackend(Protocol):
 
 
 def require_threads(threads: int | None) -> None:
-    """Raise UserError for a number of CPU threads that can't run anything; None: one a core."""
-    if threads is not None and threads < 1:
-        raise UserError(f"{threads} threads cannot run anything", "use 1 or more, or leave it out")
+    """Raise UserError for more CPU threads than any machine needs, or none; None: one a core."""
+    if threads is not None and not 1 <= threads <= 512:
+        raise UserError(f"{threads} threads cannot be used", "use 1 to 512, or leave it out")

@@ -50,7 +50,7 @@ class TextTooLongError(UserError):
     def __init__(self, size: int, most_bytes: int, most: int) -> None:
         super().__init__(
             f"a prompt has {size} bytes, {most_bytes} are read at the most",
-            "shorten it, or send token ids",
+            "shorten it",
         )
         self.most = most
 

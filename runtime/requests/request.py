@@ -96,8 +96,8 @@ class SamplingParams:
     def _check_processors(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
             self._require(name, _real(getattr(self, name), -2, 2), "a number from -2 to 2")
-        penalty = self.repetition_penalty
-        self._require("repetition_penalty", _real(penalty, 0) and penalty > 0, "a number above 0")
+        fits = _real(self.repetition_penalty, 1e-3, 1e3)
+        self._require("repetition_penalty", fits, "a number from 0.001 to 1000")
         self._require("min_p", _real(self.min_p, 0, 1), "a number from 0 to 1")
         self._require(
             "min_tokens",

@@ -324,6 +324,35 @@ def options() -> Iterator[str]:
         yield line(name, round(20 * found(rows, system="snapstream" + change)["score"]))
 
 
+OPTIONS = {
+    "the defaults": "",
+    **{f"`--pool-kernel {P}`": f":pool_kernel={P}" for P in (7, 63)},
+    **{f"`--L-obs {W}`": f":L_obs={W}" for W in (4, 32)},
+    "`--softmax candidates`": ":softmax=candidates",
+    "`--vote sum`": ":vote=sum",
+    "a quarter of the slots for the ring": ":L_recent=127",
+    "three quarters": ":L_recent=381",
+}
+MODELS = {"SmolLM2": "smollm2", "Qwen": "qwen", "its 1.5B": "qwen15", "Gemma": "gemma"}
+
+
+def options_on_text() -> Iterator[str]:
+    """Nats lost a token with one option changed, by model."""
+    files = [report("quality", f"options_{model}")["continuations"] for model in MODELS.values()]
+    for name, change in OPTIONS.items():
+        rows = (found(rows, system=f"snapstream{change}") for rows in files)
+        yield line(name, *(mean(row["losses"]) for row in rows))
+
+
+def tasks() -> Iterator[str]:
+    """The share of each task's prompts that a cache answers, by model."""
+    files = [report("quality", f"tasks_{model}")["results"] for model in ("smollm2", "qwen")]
+    for task in dict.fromkeys(row["task"] for row in files[0]):
+        shown = product(files, ("full", "snapstream", "streaming"))
+        cells = (found(rows, task=task, system=system)["score"] for rows, system in shown)
+        yield line(f"`{task}`", *map(share, cells))
+
+
 def functions() -> Iterator[str]:
     """Functions of 10 that SnapStream copies, one option changed."""
     rows = report("quality", "qwen_function_4000")["results"]
@@ -364,6 +393,8 @@ TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "question after compression": (DETAILS, lambda: answered(AFTER, PSEUDO)),
     "narrow dtypes": (DETAILS, narrow),
     "options": (DETAILS, options),
+    "options on text": (DETAILS, options_on_text),
+    "tasks": (DETAILS, tasks),
     "functions": (DETAILS, functions),
     "retrieval": (DETAILS, retrieval),
     "texts": ("quality.md", texts),

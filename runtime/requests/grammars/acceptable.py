@@ -1,7 +1,10 @@
 """Puts a JSON schema into what llguidance takes: of a lenient one it drops what is refused."""
 
+import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -20,6 +23,8 @@ _BOUNDS = "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"
 _TINY, _HUGE, _MOST = 1e-75, 10**18 - 64, 2**63 - 512
 """Beyond these, as doubles, the expressions of ranges can't be made."""
 
+_VALUES = "const", "enum"
+
 _PLAIN = re.compile(r"\\(?:[afnrtvAzdDsSwWpPxuU]|[^A-Za-z0-9<>\x80-\U0010ffff])")
 """The escapes that Rust's regular expressions know. Assertions and back-references are others."""
 
@@ -32,7 +37,8 @@ _HEAD = re.compile(r"\^([\w-]+\$?)(?![*?{])[^|]*")
 def acceptable(schema: Any, lenient: bool) -> Any:
     """The schema with counts such as 1.0 as integers, without names that may be any.
 
-    lenient: without what would be refused.
+    lenient: without what would be refused. llguidance holds numbers as doubles: bounds between two
+    of them go inwards. Raises ValueError for values between them, where it would write another.
 
     What llguidance ignores in lenient schemas by itself, such as `not`, stays.
     """
@@ -52,7 +58,11 @@ def _acceptable(schema: Any, lenient: bool) -> Any:
             inner[key] = int(count)
     if inner.get("propertyNames") in _ANY_NAME:
         del inner["propertyNames"]
-    dropped = set(_refused(inner)) if lenient else ()
+    inner |= {key: _inwards(inner, key) for key in _BOUNDS if key in inner}
+    inexact = [key for key in _VALUES if not _is_exact(inner.get(key))]
+    if inexact and not lenient:
+        raise ValueError(f"{inexact[0]} has an integer that is held as a double, and differs then")
+    dropped = {*inexact, *_refused(inner)} if lenient else ()
     return {key: value for key, value in inner.items() if key not in dropped}
 
 
@@ -65,6 +75,10 @@ def _refused(schema: Mapping[str, Any]) -> Iterator[str]:
     patterns = schema.get("patternProperties")
     if isinstance(patterns, Mapping) and not _are_disjoint(list(patterns)):
         yield from ("patternProperties", "additionalProperties")  # which is of the other names
+    required = schema.get("required")
+    least = _number(schema, "minProperties") - (len(required) if isinstance(required, list) else 0)
+    if least > 1 and schema.get("additionalProperties") is False:
+        yield "minProperties"
 
 
 def _is_foreign(pattern: str) -> bool:
@@ -78,6 +92,25 @@ def _is_far(schema: Mapping[str, Any], key: str) -> bool:
         return False
     far = _MOST if is_maximum == (bound > 0) else _HUGE
     return 0 < abs(bound) < _TINY or abs(bound) >= far
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether llguidance writes the integers of a value as they are."""
+    if isinstance(value, Mapping | list):
+        return all(map(_is_exact, value.values() if isinstance(value, Mapping) else value))
+    if not isinstance(value, int) or abs(value) > sys.float_info.max:
+        return not isinstance(value, int)
+    double = float(value)
+    return (int(double) if abs(value) < _MOST else Decimal(repr(double))) == value
+
+
+def _inwards(schema: Mapping[str, Any], key: str) -> Any:
+    """A bound, or the next double within its range where it lies between two."""
+    bound, way = schema[key], -1 if "aximum" in key else 1
+    if not isinstance(bound, int) or abs(bound) >= _MOST:
+        return bound
+    near = float(bound)
+    return int(near if way * (int(near) - bound) >= 0 else math.nextafter(near, way * math.inf))
 
 
 def _number(schema: Mapping[str, Any], key: str) -> float:

@@ -52,6 +52,10 @@ class _Closer:
         """A schema that stands alone."""
         if not isinstance(schema, Mapping):
             return schema
+        if schema.get("unevaluatedProperties") is False:
+            rest = {key: one for key, one in schema.items() if key != "unevaluatedProperties"}
+            found = self._closed(rest)  # which says the same, if all names are known
+            return found if _is_closed(found) else {**found, "unevaluatedProperties": False}
         if _constraints(schema) > 1:
             return self._joined(schema)
         found = mapped(schema, self._closed, self._closed)
@@ -152,6 +156,14 @@ def _constraints(schema: Mapping[str, Any]) -> int:
     own = [isinstance(schema.get("properties"), Mapping), isinstance(schema.get("$ref"), str)]
     choices = [isinstance(schema.get(key), list) for key in CHOICES]
     return sum(own) + sum(choices) + (len(every) if isinstance(every, list) else 0)
+
+
+def _is_closed(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    choices = (one for key in CHOICES if isinstance(one := schema.get(key), list))
+    closed_choices = any(all(map(_is_closed, each)) for each in choices)
+    return schema.get("additionalProperties") is False or closed_choices
 
 
 def _is_texts(value: Any) -> bool:

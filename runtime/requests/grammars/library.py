@@ -31,6 +31,12 @@ _SHOWN = re.compile(r"\n +\d+ \| .*|<non-verbose/>", re.S)
 _SCHEMA = re.compile(r"// (parameters of .*)\n +\^")
 """What follows an error: lines of the grammar. Forced calls name the tool in the one that fails."""
 
+_WORDS = {
+    "NoExtensionBias": "no text has this form",
+    "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "Use anyOf, or no `strict`",
+}
+"""Of its errors, in a client's words."""
+
 _HINT = "simplify it; https://github.com/guidance-ai/llguidance says what is supported"
 
 
@@ -124,7 +130,9 @@ def walk(matcher: llguidance.LLMatcher, end: int) -> None:
 
 def refused(why: str) -> UserError:
     """The error of a grammar that llguidance doesn't take, without the grammar that it shows."""
-    reason = _SHOWN.sub("", why).replace("NoExtensionBias", "no text has this form")
+    reason = _SHOWN.sub("", why)
+    for own, plain in _WORDS.items():
+        reason = reason.replace(own, plain)
     if schema := _SCHEMA.search(why):
         reason = f"{schema[1]}: {reason.rpartition('JSON schema: ')[2]}"
     return UserError(f"structured_outputs can't be compiled: {' '.join(reason.split())}", _HINT)

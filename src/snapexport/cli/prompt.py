@@ -16,7 +16,7 @@ from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import Message, require_template
 from snapexport.runtime.chat.template_files import has_template
-from snapexport.runtime.requests.prompts import PromptTooLongError
+from snapexport.runtime.requests.prompts import PromptTooLongError, TextTooLongError
 
 MOST_BYTES = 1 << 26
 """Of a prompt's file: more than any build takes, and no more memory than that."""
@@ -78,7 +78,7 @@ def template_errors() -> Iterator[None]:
     """Name --no-chat in the hints of errors about the chat template."""
     try:
         yield
-    except PromptTooLongError:
+    except (PromptTooLongError, TextTooLongError):
         raise
     except UserError as error:
         raise UserError(error.message, f"{error.hint}; or add --no-chat") from None

@@ -37,7 +37,11 @@ def complete(client: openai.OpenAI, **options: Any) -> None:
         ({"logit_bias": {"x": 1}}, "logit_bias", "names must be token ids"),
         ({"logit_bias": {"257": 1}}, "logit_bias", "257 is not a token"),
         ({"extra_body": {"min_tokens": 3}}, "min_tokens", "from 0 to max_tokens, 2"),
-        ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty", "greater than 0"),
+        (
+            {"extra_body": {"repetition_penalty": 0}},
+            "repetition_penalty",
+            "greater than or equal to 0.001",
+        ),
         ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids.0", "greater than or equal"),
         ({"extra_body": {"min_p": 1.1}}, "min_p", "less than or equal to 1"),
         ({"extra_body": {"temprature": 1}}, "temprature", "not supp.*did you mean temperature"),

@@ -18,6 +18,7 @@ from snapexport.serving.openai.responses_body import messages_of
 from tests.serving.openai.conftest import Served
 from tests.serving.openai.scripted import CALLS, JSON, SHORT, script, use_template
 
+UNKNOWN: Any = {"type": "json_schema", "name": "f", "schema": {"type": "nope"}, "strict": True}
 TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
 OPTIONS: Any = {"model": "model", "input": "Hello", "tools": [TOOL]}
 
@@ -147,6 +148,8 @@ def test_the_output_can_be_sent_back(
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "'file_search'"),
         ({"include": ["nope"]}, "include.0", "Input should be"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
+        ({"input": [{"role": "zz", "content": "a"}]}, "input", "Input should be|input"),
+        ({"text": {"format": UNKNOWN}}, "text.format", "compiled"),
         ({"extra_body": {"nope": 1}}, "nope", "not supported"),
     ],
 )

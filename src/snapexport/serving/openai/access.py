@@ -73,7 +73,8 @@ class Access:
     def problem(self, method: str, path: str, headers: Headers) -> ApiError | None:
         """The reason to refuse a request."""
         if self.hosts is not None and (host := _host(headers.get("host", ""))) not in self.hosts:
-            message = f"the host '{host}' is not served: `--allowed-host {host}` would allow it"
+            way = f"`--allowed-host {host}` would allow it" if host else "send the header Host"
+            message = f"the host '{host}' is not served: {way}"
             return ApiError(403, message, INVALID, code="host_not_allowed")
         if path != FREE and not self._has_key(headers):
             message = "the API key is missing or wrong: send `Authorization: Bearer KEY`"

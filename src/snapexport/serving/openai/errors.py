@@ -61,6 +61,15 @@ class ApiError(Exception):
             }
         }
 
+    def renamed(self, own: Mapping[str, str]) -> "ApiError":
+        """The error of a body whose fields have other names. own: by those of the chat's."""
+        about = self.body["error"]
+        name = own.get((about["param"] or "").partition(".")[0])
+        if name is None:
+            return self
+        message = about["message"].replace(about["param"], name)
+        return ApiError(self.status, message, about["type"], name, about["code"])
+
     @property
     def headers(self) -> dict[str, str]:
         return HEADERS.get(self.status, {})

@@ -1,7 +1,7 @@
 """The body of /v1/messages, Anthropic's form, and the chat that it stands for."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -111,6 +111,7 @@ class Prompt(Strict):
 class MessagesRequest(Prompt):
     """Body of /v1/messages."""
 
+    own_fields: ClassVar[Mapping[str, str]] = {}
     max_tokens: Whole = Field(ge=1)
     stop_sequences: list[str] = Field(default_factory=list)
     stream: bool = False

@@ -15,7 +15,7 @@ from snapexport.runtime.requests.request import Request, SamplingParams
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from snapexport.serving.model import Model
 from snapexport.serving.openai.answers import Reading
-from snapexport.serving.openai.errors import UNSUPPORTED, client_errors, invalid
+from snapexport.serving.openai.errors import UNSUPPORTED, ApiError, client_errors, invalid
 from snapexport.serving.openai.messages_body import MessagesRequest
 from snapexport.serving.openai.protocol import (
     ChatRequest,
@@ -106,8 +106,13 @@ def _within(around: str, params: SamplingParams) -> SamplingParams:
 
 
 def in_other_words(model: Model, body: ResponsesRequest | MessagesRequest) -> Prepared:
-    """The request of a body that stands for a chat's. Raises ApiError."""
-    return chat(model, body.as_chat())
+    """The request of a body that stands for a chat's. Raises ApiError, with its own fields."""
+    try:
+        prepared = chat(model, body.as_chat())
+    except ApiError as error:
+        raise error.renamed(body.own_fields) from None
+    field = prepared.form_field
+    return replace(prepared, form_field=body.own_fields.get(field, field))
 
 
 def _park_at(model: Model, body: Conversation, request: Request) -> int:

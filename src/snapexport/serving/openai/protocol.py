@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
+    FiniteFloat,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -172,9 +173,9 @@ class RequestBody(FormFields):
     ignore_eos: bool = False
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, gt=0)
+    repetition_penalty: float = Field(1.0, ge=1e-3, le=1e3)
     min_p: float = Field(0.0, ge=0, le=1)
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_by_token)] = Field(
+    logit_bias: Annotated[dict[int, FiniteFloat], BeforeValidator(_by_token)] = Field(
         default_factory=dict
     )
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(

@@ -4,7 +4,7 @@ Nothing is stored, so a conversation is always sent as a whole.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -74,6 +74,13 @@ def _never(value: Any) -> Any:
 
 class ResponsesRequest(Strict):
     """Body of /v1/responses."""
+
+    own_fields: ClassVar[Mapping[str, str]] = {
+        "messages": "input",
+        "response_format": "text.format",
+        "max_tokens": "max_output_tokens",
+    }
+    """By the names of the chat's."""
 
     model: str
     input: Annotated[

@@ -14,6 +14,11 @@ from tests.runtime.tokenizers_for_tests import byte_level
 
 TOKENIZER = library.Vocabulary.of(byte_level()).open()
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+OF_A: Any = {
+    "properties": dict.fromkeys("abc", True),
+    "required": ["a"],
+    "additionalProperties": False,
+}
 INT64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
 
 
@@ -35,6 +40,10 @@ def compile_schema(schema: Any, lenient: bool) -> None:
         ({"type": "string", "maxLength": 2**53 - 1}, {}),
         ({"type": "object", "patternProperties": {"^a": {}, "^ab": {}}}, {}),
         ({"patternProperties": {"a": {}, "^b": True}, "additionalProperties": False}, {}),
+        ({"const": 2**53 + 1}, {}),
+        ({"enum": ["a", {"b": [1 - 2**63]}]}, {}),
+        (OF_A | {"type": "object", "minProperties": 3}, OF_A),
+        ({"const": 10**400}, {}),
     ],
 )
 def test_what_is_refused_is_dropped_of_a_lenient_schema(schema: Any, left: Any) -> None:
@@ -43,7 +52,7 @@ def test_what_is_refused_is_dropped_of_a_lenient_schema(schema: Any, left: Any) 
     for key, inside in {"items": schema, "anyOf": [schema], "properties": {"enum": schema}}.items():
         compile_schema({key: inside}, True)
         with pytest.raises(
-            UserError, match=r"look|not support|range|invalid|disjoint|escape|parse"
+            UserError, match=r"look|not support|range|invalid|disjoint|escape|parse|double|maxProp"
         ):
             compile_schema({key: inside}, False)
 
@@ -51,7 +60,7 @@ def test_what_is_refused_is_dropped_of_a_lenient_schema(schema: Any, left: Any) 
 @pytest.mark.parametrize(
     "schema",
     [
-        {"enum": [{"pattern": r"\b"}], "default": INT64, "examples": [INT64], "const": INT64},
+        {"enum": [{"pattern": r"\b"}], "default": INT64, "examples": [INT64], "const": 2**60},
         {"pattern": r"^\\b[\w.-]\/(?:\(?=a)(?i)(?P<n>\p{L})\u0041$"},
         {"type": "number", "minimum": -9e18, "maximum": 9e18, "exclusiveMinimum": 0},
         {"patternProperties": {"^S_": {}, "^I_": {}, r"^b\.": {}}, "additionalProperties": False},
@@ -63,6 +72,14 @@ def test_what_is_refused_is_dropped_of_a_lenient_schema(schema: Any, left: Any) 
 )
 def test_what_is_no_such_keyword_stays(schema: Any) -> None:
     assert acceptable(schema, True) == acceptable(schema, False) == schema
+
+
+def test_bounds_between_two_doubles_go_inwards() -> None:
+    P = 2**53
+    bounds = {"minimum": P + 1, "exclusiveMinimum": P + 3, "maximum": P + 5, "exclusiveMaximum": 7}
+    inwards = {"minimum": P + 2, "exclusiveMinimum": P + 4, "maximum": P + 4, "exclusiveMaximum": 7}
+    assert acceptable(bounds, False) == acceptable(bounds, True) == inwards
+    assert acceptable({"minimum": -P - 1}, True) == {"minimum": -P}
 
 
 def test_counts_may_be_whole_floats() -> None:

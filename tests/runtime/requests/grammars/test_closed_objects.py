@@ -21,6 +21,7 @@ CLOSED = A | {"additionalProperties": False}
     ("schema", "wanted"),
     [
         (A, CLOSED),
+        (A | {"unevaluatedProperties": False}, CLOSED),
         ({"$defs": {"a": A}, "$ref": "#/$defs/a"}, {"$defs": {"a": CLOSED}, "$ref": "#/$defs/a"}),
         ({"items": A, "prefixItems": [A]}, {"items": CLOSED, "prefixItems": [CLOSED]}),
         ({"anyOf": [A, {"type": "null"}]}, {"anyOf": [CLOSED, {"type": "null"}]}),
@@ -42,6 +43,8 @@ def test_objects_with_named_properties_are_closed(schema: Any, wanted: Any) -> N
         A | {"additionalProperties": True},
         A | {"patternProperties": {"^b": {}}},
         A | {"required": ["a", "b"]},
+        A | {"patternProperties": {"^b": {}}, "unevaluatedProperties": False},
+        A | {"unevaluatedProperties": {"type": "string"}},
         A | {"minProperties": 2},
         A | {"anyOf": [{"required": ["b"]}, {"required": ["c"]}]},
         {"allOf": [A, {"properties": {"b": {}}, "required": ["c"]}]},

@@ -92,7 +92,7 @@ def test_a_request_without_options_has_no_processors() -> None:
         {"presence_penalty": 2.1},
         {"frequency_penalty": -2.1},
         {"frequency_penalty": "1"},
-        {"repetition_penalty": 0},
+        {"repetition_penalty": 1e-46},
         {"repetition_penalty": float("inf")},
         {"min_p": 1.1},
         {"min_p": float("nan")},
