@@ -26,7 +26,7 @@ reader and all that runs a build ask (`contract/exclusions.py`), and a test hold
 refused pair ends with exit status 2, the reason and what to do instead.
 
 A number says that two choices are refused together, and names the reason below. All other pairs go
-together. X is any value but the default.
+together. X is any value that is given, or of a few flags any but the default.
 """
 FLAGS = """
 ## Flags of a build

@@ -310,6 +310,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no ring": (["--L-sink", "9", "--K", "9", "--L-recent", "0"], "larger than --L-recent 0"),
     "chunk above L_max": (["--prefill-chunk", "65"], "--prefill-chunk 65 is not between"),
     "batch 0": (["--batch", "0"], "--batch 0 is below 1"),
+    "no mean queries": (["--mean-queries", "nope.json"], "there is no file nope.json"),
+    "top-k above the vocabulary": (["--top-tokens", "9999"], "above the model's vocabulary"),
     "bf16 on the CPU": (["--dtype", "bf16"], "a bf16 build is not supported on the CPU"),
     "int4 for portable": (["--weights", "int4", "--target", "portable"], "--weights int4"),
 }

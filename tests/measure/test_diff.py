@@ -14,6 +14,7 @@ from snapexport.build import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.measure.accuracy.difference import Distance, tolerance
+from snapexport.vault import CHECKPOINT
 from tests.oracle import checkpoints, wholes
 
 
@@ -133,3 +134,14 @@ def test_integer_weights_are_held_to_the_logits_deviation_and_others_to_a_number
 
     assert bounds(rounds=True) == [0.5, 2.0]
     assert bounds(rounds=False) == [1e-3, 1e-3]
+
+
+def test_rounded_weights_are_no_reason_where_positions_were_dropped(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    common = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 16}
+    made = build(CHECKPOINT, tmp_path / "b", weights="int4", prompt_cache_dtype="fp16", **common)
+    assert main(["diff", str(made.directory), "--steps", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "compressed: the cost of the smaller cache" in out and "quantized: " in out
+    assert [line.split()[-1] for line in out.splitlines() if " decode " in line][-1] == "compressed"

@@ -197,12 +197,14 @@ def _legend(build: Build, found: "list[Difference]") -> str:
     """The meanings of the words in the last column."""
     from snapexport.measure.accuracy.difference import spelled_tolerance
 
+    options = build.manifest.graph_options
     bound = f"differs by more than {spelled_tolerance(build.manifest)}"
+    dtypes = dict.fromkeys(filter(None, (options.prompt_cache_dtype, options.cache_dtype)))
     meanings = {
         "equal": f"nothing was dropped, and no logit {bound}",
         "DIFFERS": f"nothing was dropped, and a logit {bound}",
         "compressed": "the cost of the smaller cache",
-        "rounded": f"the cost of a cache in {build.manifest.cache_dtype}",
+        "rounded": f"the cost of a cache in {' and '.join(dtypes)}",
         "quantized": "the cost of rounding to integers: of weights, or activations in products",
     }
     verdicts = {difference.verdict for difference in found}

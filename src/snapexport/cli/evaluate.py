@@ -185,14 +185,23 @@ def _table(title: str, *numbers: str) -> Table:
     return table
 
 
+_TASKS_ABREAST = 4
+"""More columns would cut the numbers where a terminal has 80."""
+
+
 def _print_scores(title: str, rows: list[dict[str, Any]]) -> None:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    table = _table(title, "slots", *tasks, "mean", "rest")
-    for cache in dict.fromkeys((row["system"], row["slots"]) for row in rows):
-        own = [row for row in rows if (row["system"], row["slots"]) == cache]
-        counted = [row for row in own if row["counts"]]
-        table.add_row(cache[0], str(cache[1]), *map(_score, own), _mean(counted), _rest(counted))
-    OUT.print(table)
+    for start in range(0, len(tasks), _TASKS_ABREAST):
+        part = tasks[start : start + _TASKS_ABREAST]
+        is_last = part[-1] == tasks[-1]
+        table = _table(title, "slots", *part, *(["mean", "rest"] if is_last else []))
+        for cache in dict.fromkeys((row["system"], row["slots"]) for row in rows):
+            own = [row for row in rows if (row["system"], row["slots"]) == cache]
+            counted = [row for row in own if row["counts"]]
+            scores = [_score(row) for row in own if row["task"] in part]
+            ends: list[Any] = [_mean(counted), _rest(counted)] if is_last else []
+            table.add_row(cache[0], str(cache[1]), *scores, *ends)
+        OUT.print(table)
     if failed := dict.fromkeys(row["task"] for row in rows if not row["counts"]):
         names = ", ".join(failed)
         OUT.print(f"not counted, as the full cache scores below {ABLE}: {names}", style="dim")

@@ -66,6 +66,15 @@ def test_passages_come_from_all_documents_and_do_not_overlap(folder: Path) -> No
     assert first + second[1:] == tuple(tokenizer.encode(documents[0].text).ids[:599])
 
 
+def test_documents_of_one_name_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "0.txt").write_text("another")
+    again = read_documents([folder, tmp_path / "0.txt", folder / "0.txt"])
+    assert len({one.name for one in again}) == len(read_documents([folder])) + 1 == len(again)
+    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    with pytest.raises(UserError, match="special tokens leave no text in 1 tokens"):
+        passages(again, tokenizer, 1, most=1)
+
+
 def test_wrong_documents_are_refused(vault_build: Build, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "latin").write_bytes("é".encode("latin-1"))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from snapexport.build import BuildOptions
+from snapexport.build.mean_queries import MeanQueries
 from snapexport.build.plan.alternatives import Alternative, alternatives
 from snapexport.build.plan.model import PlannedModel, read_model
 from snapexport.build.plan.recommendation import Recommendation, recommend
@@ -32,7 +33,10 @@ def make_plan(request: PlanRequest) -> Plan:
         mtp=bool(request["mtp"]),
         longrope_for=request["L_max"] if request["longrope"] else None,
     )
-    _with_dtype(request, model).build_options()  # flags that contradict each other
+    options = _with_dtype(request, model).build_options()  # flags that contradict each other
+    if options.mean_queries:
+        MeanQueries.read(options.mean_queries).require_model(model.facts)
+    options.graph.require_vocabulary(model.facts.vocab_size)
     return plan_for(request, model)
 
 

@@ -89,7 +89,8 @@ def _cache(request: PlanRequest, chosen: Recommendation) -> Iterator[str]:
         if request["policy"] is None:
             yield f"cache: the full cache fits with {chosen.batch} batch slots: nothing is lost"
     elif "kv_budget" not in option.choice:
-        yield f"cache: {ratio}, as given"
+        given = any(request[name] is not None for name in ("kv_budget", "L_recent", "K"))
+        yield f"cache: {ratio}, " + ("as given" if given else "the only one for this --L-max")
     elif option.geometry == chosen.first.geometry and request["batch"] is None:
         yield f"cache: {ratio} is SnapStream's ratio, and `build`'s default"
     else:
@@ -100,7 +101,9 @@ def _chunk(request: PlanRequest, chosen: Recommendation) -> Iterator[str]:
     option = chosen.alternative
     if request["prefill_chunk"] is not None:
         return
-    if option.single_shot:
+    if option.single_shot and chosen.first.single_shot:
+        yield f"prefill: in a single shot of {option.chunk} tokens: no chunk is shorter"
+    elif option.single_shot:
         yield (
             "prefill: in a single shot, since with chunks the prompt's full-length cache does not "
             "fit; every prompt costs as much as one of L_max"

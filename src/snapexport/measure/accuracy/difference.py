@@ -76,7 +76,8 @@ class Difference:
 
     lossless: both must be equal, as nothing was dropped that the output depends on, and the weights
     are the same. rounded: nothing was dropped, but one of the two has a cache of fewer bits.
-    quantized: the system has rounded weights, or rounds activations to 8 bits.
+    quantized: nothing was dropped, but the system has rounded weights, or rounds activations to 8
+    bits.
     passed: Polygraphy's verdict at the tolerance.
     """
 
@@ -160,7 +161,7 @@ def _why(
     return {
         "lossless": whole and not rounds and not quantized,
         "rounded": whole and rounds and not quantized,
-        "quantized": quantized,
+        "quantized": whole and quantized,
     }
 
 

@@ -3,6 +3,7 @@
 Knows no model and no cache.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, zip_longest
@@ -25,7 +26,7 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Document:
-    """A text of one kind. name: its file's."""
+    """A text of one kind. name: its file's, or its path where several have that name."""
 
     name: str
     text: str
@@ -41,8 +42,10 @@ class Passage:
 
 def read_documents(paths: Iterable[Path]) -> list[Document]:
     """The named files and the text files in named folders. Raises UserError."""
-    files = list(chain.from_iterable(_files(path) for path in paths))
-    return [Document(file.name, _text(file)) for file in files]
+    files = dict.fromkeys(chain.from_iterable(_files(path) for path in paths))
+    named = Counter(file.name for file in files)
+    names = [str(file) if named[file.name] > 1 else file.name for file in files]
+    return [Document(name, _text(file)) for name, file in zip(names, files, strict=True)]
 
 
 def manual() -> Document:
@@ -103,6 +106,11 @@ def _cut(document: Document, tokenizer: Tokenizer, tokens: int) -> Iterator[Pass
     whole = opening_ids(tokenizer, document.text)
     opening = whole[: len(whole) - len(ids)]
     step = tokens - len(opening)
+    if step < 1:
+        raise UserError(
+            f"the tokenizer's {len(opening)} special tokens leave no text in {tokens} tokens",
+            f"ask for more than {len(opening)}",
+        )
     for start in range(0, len(ids) - step + 1, step):
         yield Passage(f"{document.name}:{start}", opening + ids[start : start + step])
 

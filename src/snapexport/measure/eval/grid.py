@@ -339,9 +339,10 @@ def _positions(build: Build, requests: Requests, systems: Sequence[System]) -> i
         limit = manifest.geometry.L_max
     if needed > limit:
         longest = requests.lengths[-1]
+        left = longest - (needed - limit)
         raise UserError(
-            f"tasks of {longest} tokens and their answers need {needed} positions, there are "
+            f"prompts of {longest} tokens and their answers need {needed} positions, there are "
             f"{limit}",
-            f"use --lengths up to {longest - (needed - limit)}",
+            f"use --lengths up to {left}" if left > 0 else "ask for shorter answers",
         )
     return max(needed, manifest.geometry.L_max)

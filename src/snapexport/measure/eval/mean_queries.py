@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -101,6 +102,7 @@ def _watched(build: Build, longest: int) -> Iterator[GraphRunner]:
     with scratch(build.directory.resolve()) as directory:
         geometry = options.geometry(manifest.model)
         out = directory / "queries"
-        watched = derive(build, geometry, out, before_rope=True, link_weights=True)
+        exact = replace(manifest.graph_options, prompt_cache_dtype=None)
+        watched = derive(build, geometry, out, exact, before_rope=True, link_weights=True)
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL), GraphRunner(watched) as runner:
             yield runner

@@ -103,7 +103,7 @@ class EvalOptions:
         if minutes is None:
             measures = self.chosen - {"chat", "seed", *self.running}
             minutes = 0 if measures else DEFAULT_MINUTES
-        return 60 * minutes or math.inf
+        return 60.0 * min(minutes, 1 << 40) or math.inf
 
     def _require_documents_in_use(self) -> None:
         if self.haystack and self.documents:

@@ -121,7 +121,7 @@ class SystemMaker:
         Those that need no window have their own vote too.
         """
         queries = choices.get("vote_queries", "prompt")
-        dropped = {*VOTERS[queries].unused}
+        dropped = {*VOTERS[queries].unused} if queries in VOTERS else set()
         if "L_obs" in VOTERS[self.own.vote.vote_queries].unused:  # the build's says nothing
             dropped.add("L_obs")
         if queries == "calibrated":  # the build's traces hold them
@@ -154,6 +154,8 @@ class SystemMaker:
         tables = [PRESETS] if policy == self.own.policy else [PRESETS, PRESET_DEFAULTS]
         policies = policy, self.own.policy
         fixed = {name for table in tables for each in policies for name in table.get(each, {})}
+        if "L_obs" in PRESETS[policy]:  # its window votes
+            fixed.add("vote_queries")
         return fixed | ({"budget"} if "head_budget" in changes else set())
 
     def _vote_fields(self, own: LayerGeometry) -> Choices:
