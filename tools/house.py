@@ -110,17 +110,17 @@ def figures(root: Path) -> list[Figure]:
     python = [file for file in shipped if file.suffix == ".py"]
     lengths = sorted(length for file in python for length in _functions(file))
     return [
-        Figure("shipped lines", _lines(shipped), 65_900),
+        Figure("shipped lines", _lines(shipped), 66_000),
         *(Figure(f"  {name}", _lines(_files(root / name), SOURCES)) for name in SHIPPED),
         Figure("files of the wheel", sum(1 for _ in _wheel(root))),
-        Figure("lines that LLM reaches", _lines(of_llm), 12_610),
+        Figure("lines that LLM reaches", _lines(of_llm), 12_670),
         Figure("  files", len(of_llm)),
-        Figure("lines of tests", _lines(tests), 49_860),
+        Figure("lines of tests", _lines(tests), 49_990),
         Figure("  files flat in tests/", sum(file.parent == root / "tests" for file in tests)),
         Figure("lines of tools", _lines(tools) - _lines(studies), 1_500),
         Figure("lines of studies", _lines(studies)),
         Figure("pages of docs", len(pages), 42),
-        Figure("words of docs", sum(map(_words, pages)), 44_700),
+        Figure("words of docs", sum(map(_words, pages)), 44_800),
         Figure("files over 400 lines", sum(_lines([f]) > LONGEST_FILE for f in shipped + tests), 0),
         Figure("modules on circles", len(circular(graph)), 0),
         Figure(

@@ -226,7 +226,7 @@ def test_the_docs_stay_short_enough_to_be_read() -> None:
     assert len(pages) <= 42
     # In the list of model types, which a run writes, one looks up a line.
     read = [page for page in pages if page.name != "architectures.md"]
-    assert sum(len(page.read_text().split()) for page in read) <= 44_700
+    assert sum(len(page.read_text().split()) for page in read) <= 44_800
 
 
 def test_no_page_has_marks_of_an_unfinished_merge() -> None:

@@ -4,13 +4,12 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import product
-from pathlib import Path
 
 import pytest
 
-from tests.house.test_result_pages import TEXTS, Row, found, lost, report, share
+from tests.house.results import ROOT, Row, found, report, share
+from tests.house.test_result_pages import TEXTS, lost
 
-ROOT = Path(__file__).parents[2]
 SMOL_TEXTS = {1024: "", 2048: "", 4096: "_4096", 8000: "_8000"}
 
 

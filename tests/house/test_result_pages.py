@@ -1,137 +1,15 @@
 """The tables of the pages of speed, quality and choice are those of the results that they cite."""
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-STUDIES = ROOT / "tools" / "studies"
-
-Row = dict[str, Any]
-
-
-def report(study: str, name: str) -> Any:
-    return json.loads((STUDIES / study / "results" / f"{name}.json").read_text())
-
-
-def found(rows: Iterable[Row], **labels: Any) -> Row:
-    """The row with these labels; an empty one if it was not measured."""
-    return next((row for row in rows if labels.items() <= row.items()), {})
-
-
-def line(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def ms(row: Row) -> str:
-    return f"{1e3 * row['seconds']['median']:.1f}" if row else ""
-
-
-def share(value: float) -> str:
-    """A share of prompts, as .85 or 1.00."""
-    return f"{value:.2f}".removeprefix("0")
-
-
-def nats(value: float) -> str:
-    sign, bare = "-" * (value < 0), f"{abs(value):.3f}"
-    return sign + bare.removeprefix("0")
-
-
-def equal_memory() -> Iterator[str]:
-    measured = report("speed", "equal_memory")
-    for row in measured["sections"]["decode"]:
-        if row["cache"] not in ("1/1", "1/4, int8"):
-            at = {"context": row["context"], "cache": row["cache"]}
-            ratio, rate = found(measured["summary"], **at)["times_full"], row["tokens_per_second"]
-            cells = f"{row['context']:,}", row["cache"], row["batch"], ms(row)
-            yield line(*cells, f"{rate:.1f}", f"{ratio:.2f}")
-
-
-def context() -> Iterator[str]:
-    rows = report("speed", "context")["sections"]["decode"]
-    for at in sorted({row["context"] for row in rows}):
-        full, small, large = (found(rows, context=at, kv_budget=n) for n in (None, 1024, 4096))
-        ratio = full["seconds"]["median"] / small["seconds"]["median"]
-        yield line(f"{at:,}", ms(full), ms(small), ms(large), f"{ratio:.2f}")
-
-
-def overhead() -> Iterator[str]:
-    for row in report("speed", "overhead")["summary"]:
-        if row["L_max"] != row["prompt"] not in (1024, 16384):
-            continue
-        sizes = (f"{row[name]:,}" for name in ("prompt", "L_max", "slots"))
-        times = f"{row['prefill_seconds']:.2f}", f"{1e3 * row['compress_seconds']:.1f}"
-        yield line(*sizes, *times, f"{row['share']:.2%}")
-
-
-def sparse_prefill() -> Iterator[str]:
-    for row in report("speed", "sparse_prefill")["summary"]:
-        if row["budget"] < row["prompt"]:
-            seconds = (f"{row[name]:.1f}" for name in ("full_seconds", "seconds"))
-            sizes = f"{row['prompt']:,}", f"{row['budget']:,}"
-            yield line(*sizes, *seconds, f"{row['share']:.2f}")
-
-
-OPENVINO = (
-    *("snapexport int8, SnapStream, OpenVINO in bf16", "OpenVINO GenAI int8"),
-    *("OpenVINO GenAI int8, evicting", "snapexport int4, SnapStream, OpenVINO in bf16"),
-    *("OpenVINO GenAI int4", "OpenVINO GenAI int4, evicting"),
-)
-
-
-WITHOUT_AMX = {
-    "request": [(1000, "ttft", 1.0, 2), (7900, "ttft", 1.0, 1), (7900, "request", 1.0, 1)],
-    "request_qwen": [
-        *[(1000, "ttft", 1.0, 2), (8000, "ttft", 1.0, 1)],
-        *[(32000, "ttft", 1.0, 0), (32000, "step", 1e3, 1)],
-    ],
-}
-"""By experiment: prompt, what is shown of it, in which unit, and digits."""
-
-
-def without_amx() -> Iterator[str]:
-    for system in OPENVINO:
-        cells = []
-        for name, columns in WITHOUT_AMX.items():
-            rows = report("speed", f"{name}_without_amx")["summary"]
-            for prompt, kind, scale, digits in columns:
-                row = found(rows, system=system, prompt=prompt)
-                cells.append(f"{scale * row[kind]:.{digits}f}" if row else "")
-        yield line(system, *cells)
-
-
-PEERS = (
-    *("snapexport fp32, SnapStream", "snapexport fp32, full", "onnxruntime-genai fp32"),
-    *("transformers, static", "kvpress SnapKVPress", "llama.cpp F32"),
-    *("snapexport fp16, SnapStream", "transformers in bf16, static", "llama.cpp F16"),
-    *("snapexport int4, SnapStream", "snapexport int4, full", "onnxruntime-genai int4"),
-    "llama.cpp Q4_0",
-)
-
-
-def peers() -> Iterator[str]:
-    """Of both models, seconds to the first token of a long prompt, then steps.
-
-    onnxruntime-genai's steps after long contexts are those of its graph.
-    """
-    files = {"peers": (4096, 1024, 32768), "peers_smollm2": (7900, 1024, 7900)}
-    for system in PEERS:
-        cells = []
-        for name, (prompt, *contexts) in files.items():
-            sections = report("speed", name)["sections"]
-            first = found(sections["ttft"], system=system, prompt=prompt)
-            cells.append(f"{first['seconds']['median']:.2f}" if first else "")
-            for at in contexts:
-                row = found(sections["decode"], system=system, context=at)
-                graph = found(sections["decode"], system=f"{system}, its graph", context=at)
-                cells.append(ms(row or graph))
-        yield line(system, *cells)
+from tests.house import speed_tables
+from tests.house.results import ROOT, STUDIES, Row, found, line, nats, report, share
 
 
 def mean(values: Sequence[float]) -> str:
@@ -382,19 +260,17 @@ def retrieval() -> Iterator[str]:
 DETAILS = "../tools/studies/quality/details.md"
 
 TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
-    "equal memory": ("speed.md", equal_memory),
-    "context": ("speed.md", context),
-    "overhead": ("speed.md", overhead),
-    "sparse prefill": ("speed.md", sparse_prefill),
-    "without AMX": ("speed.md", without_amx),
-    "peers": ("speed.md", peers),
+    "equal memory": ("speed.md", speed_tables.equal_memory),
+    "context": ("speed.md", speed_tables.context),
+    "overhead": ("speed.md", speed_tables.overhead),
+    "sparse prefill": ("speed.md", speed_tables.sparse_prefill),
+    "without AMX": ("speed.md", speed_tables.without_amx),
+    "peers": ("speed.md", speed_tables.peers),
     "text": (DETAILS, text),
     "needles": (DETAILS, lambda: answered(NEEDLES, {})),
     "question after compression": (DETAILS, lambda: answered(AFTER, PSEUDO)),
     "narrow dtypes": (DETAILS, narrow),
     "options": (DETAILS, options),
-    "options on text": (DETAILS, options_on_text),
-    "tasks": (DETAILS, tasks),
     "functions": (DETAILS, functions),
     "retrieval": (DETAILS, retrieval),
     "texts": ("quality.md", texts),

@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Iterator
 from itertools import product
 
-from tests.house.test_result_pages import ROOT, found, line, mean, nats, report
+from tests.house.results import ROOT, found, line, nats, report
+from tests.house.test_result_pages import mean
 
 LENGTHS = "sparse_prefill_qwen", "sparse_prefill_qwen_16000", "sparse_prefill_qwen_32000"
 
