@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from math import prod
 
 from snapexport.build import BuildOptions
-from snapexport.build.mean_queries import MeanQueries
 from snapexport.build.plan.alternatives import Alternative, alternatives
 from snapexport.build.plan.model import PlannedModel, read_model
 from snapexport.build.plan.recommendation import Recommendation, recommend
@@ -35,6 +34,8 @@ def make_plan(request: PlanRequest) -> Plan:
     )
     options = _with_dtype(request, model).build_options()  # flags that contradict each other
     if options.mean_queries:
+        from snapexport.build.mean_queries import MeanQueries  # loads ONNX's libraries
+
         MeanQueries.read(options.mean_queries).require_model(model.facts)
     options.graph.require_vocabulary(model.facts.vocab_size)
     return plan_for(request, model)
