@@ -90,7 +90,8 @@ def _cache(request: PlanRequest, chosen: Recommendation) -> Iterator[str]:
             yield f"cache: the full cache fits with {chosen.batch} batch slots: nothing is lost"
     elif "kv_budget" not in option.choice:
         given = any(request[name] is not None for name in ("kv_budget", "L_recent", "K"))
-        yield f"cache: {ratio}, " + ("as given" if given else "the only one for this --L-max")
+        why = "as given" if given else "the only one for this model and --L-max"
+        yield f"cache: {ratio}, {why}"
     elif option.geometry == chosen.first.geometry and request["batch"] is None:
         yield f"cache: {ratio} is SnapStream's ratio, and `build`'s default"
     else:
