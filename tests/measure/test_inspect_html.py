@@ -248,12 +248,15 @@ def test_inspect_html_writes_the_page_and_prints_its_size(
     assert list(tmp_path.iterdir()) == [page]
 
 
-def test_inspect_html_needs_a_prompt(
-    capsys: pytest.CaptureFixture[str], vault_build: Build, tmp_path: Path
+@pytest.mark.parametrize(
+    "flags", ["--html kept.html", "--system s", "--no-chat", "--backend onnxruntime"]
+)
+def test_flags_of_a_prompt_need_one(
+    capsys: pytest.CaptureFixture[str], vault_build: Build, flags: str
 ) -> None:
-    argv = "inspect", vault_build.directory, "--html", tmp_path / "kept.html"
-    assert "--html shows a prompt, but none was given" in refused(capsys, *argv)
-    assert list(tmp_path.iterdir()) == []
+    words = flags.split()
+    printed = refused(capsys, "inspect", vault_build.directory, *words)
+    assert f"{words[0]} is for a prompt, but none was given" in printed
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from snapexport.cli import prompt
 from snapexport.cli.whole_file import whole_file
 from snapexport.contract.build_directory import Build
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 from snapexport.measure import page
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.engine.open_executor import BackendName
@@ -33,8 +33,12 @@ def read(arguments: argparse.Namespace, build: Build) -> Given | None:
     """The prompt as the model gets it, or None where no flag gave one. Raises UserError."""
     text = prompt.read(arguments)
     if text is None:
-        if arguments.html:
-            raise UserError("--html shows a prompt, but none was given", "add --prompt-file FILE")
+        for name in ("html", "system", "chat", "backend"):
+            if (value := getattr(arguments, name)) is not None:
+                flag = "--no-chat" if value is False else flag_of(name)
+                raise UserError(
+                    f"{flag} is for a prompt, but none was given", "add --prompt-file FILE"
+                )
         return None
     messages = prompt.messages(arguments, text)
     if messages is None:
