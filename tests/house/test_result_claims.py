@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from tests.house.results import ROOT, Row, found, report, share
-from tests.house.test_result_pages import TEXTS, lost
+from tests.house.test_result_pages import MODELS, OPTIONS, TEXTS, lost
 
 SMOL_TEXTS = {1024: "", 2048: "", 4096: "_4096", 8000: "_8000"}
 
@@ -31,6 +31,12 @@ def spread() -> bool:
     return statistics.median(passages) < 0.083 and round(max(passages), 2) == 1.13
 
 
+def in_errors(own: Sequence[float], other: Sequence[float]) -> float:
+    """The mean of the passages' differences, in standard errors."""
+    more = [a - b for a, b in zip(own, other, strict=True)]
+    return statistics.fmean(more) / (statistics.stdev(more) / math.sqrt(len(more)))
+
+
 def vote_against_streaming() -> bool:
     """Passage by passage, in standard errors."""
     scores = []
@@ -39,9 +45,7 @@ def vote_against_streaming() -> bool:
             lost(f"real_model_text{name}", length, system, part)["losses"]
             for system in ("snapstream", "streaming")
         ]
-        less = [own - other for own, other in zip(*rows, strict=True)]
-        error = statistics.stdev(less) / math.sqrt(len(less))
-        scores.append(statistics.fmean(less) / error)
+        scores.append(in_errors(*rows))
     return (len(scores), sum(z < -2 for z in scores), sum(z > 2 for z in scores)) == (20, 6, 0)
 
 
@@ -161,6 +165,17 @@ def test_the_table_of_the_gpu_is_that_of_the_results() -> None:
         assert f"| {context:,} | {' | '.join(times)} |" in prose
 
 
+def no_option_is_ahead() -> bool:
+    """Passage by passage, in standard errors: none by two, and a ring of three quarters behind."""
+    more = dict[str, list[float]]()
+    for model, change in product(MODELS, filter(None, OPTIONS.values())):
+        rows = report("quality", f"options_{model}")["continuations"]
+        both = (found(rows, system=f"snapstream{one}")["losses"] for one in (change, ""))
+        more.setdefault(change, []).append(in_errors(*both))
+    rings = more[":L_recent=381"]
+    return min(map(min, more.values())) > -2 and min(rings) > 0
+
+
 def functions() -> bool:
     at: Row = {"task": "function", "samples": 10}
     compared = product((1024, 512), ("snapstream", "snapstream:pool_kernel=63"))
@@ -192,6 +207,8 @@ CLAIMS: dict[str, Callable[[], bool]] = {
     "but text loses .21 instead of .07": calibrated,
     "four words loses nothing, one of twelve words 22 nats": long_answers,
     "`--cache-dtype int8` costs .005 nats a token at most": int8_caches,
+    "No option is ahead of the defaults on text by two standard errors": no_option_is_ahead,
+    "a ring of three quarters loses more on each": no_option_is_ahead,
     "a median of 7 tokens": free_answers,
     "a named function 8 times of 10 with the full cache, 2 times with a quarter, and 8 with "
     "`--pool-kernel 63`": functions,

@@ -160,8 +160,6 @@ NUMBER, OF_MANY = "a number", "one of many numbers"
 AFTERWARDS = "a number, question after compression"
 ASKED = [
     Asked(NUMBER, SMOL, 2048, ("real_model_needles", "real_model_needles_128")),
-    Asked(NUMBER, SMOL, 8000, ("real_model_needles_8000",)),
-    Asked(NUMBER, QWEN, 2048, ("qwen_niah",)),
     Asked(NUMBER, QWEN, 4000, ("qwen_niah_4000",)),
     Asked(NUMBER, QWEN, 16000, ("qwen_niah_16000",)),
     Asked(OF_MANY, QWEN, 4000, ("qwen_niah_4000",), task="niah_multikey"),
@@ -184,8 +182,9 @@ def asked() -> Iterator[str]:
 
 
 def options() -> Iterator[str]:
-    """Needles of 20 that SnapStream finds in 128 slots, one option changed."""
-    rows = report("quality", "real_model_needles_128")["results"]
+    """Needles of 20 that SnapStream finds in 128 slots, one option changed, by model."""
+    names = "real_model_needles_128", "qwen_needles_128"
+    files = [report("quality", name)["results"] for name in names]
     for name, change in {
         "the defaults (`--pool-kernel 31 --L-obs 16`)": "",
         "`--pool-kernel 63`": ":pool_kernel=63",
@@ -196,10 +195,12 @@ def options() -> Iterator[str]:
         "`--L-obs 8`": ":L_obs=8",
         "`--vote sum`": ":vote=sum",
         "`--group max`": ":group=max",
+        "`--softmax candidates`": ":softmax=candidates",
         "`--pool max`": ":pool=max",
         "`--budget pyramid`": ":budget=pyramid",
     }.items():
-        yield line(name, round(20 * found(rows, system="snapstream" + change)["score"]))
+        rows = (found(rows, system=f"snapstream{change}") for rows in files)
+        yield line(name, *(round(20 * row["score"]) if row else "" for row in rows))
 
 
 OPTIONS = {
@@ -211,20 +212,23 @@ OPTIONS = {
     "a quarter of the slots for the ring": ":L_recent=127",
     "three quarters": ":L_recent=381",
 }
-MODELS = {"SmolLM2": "smollm2", "Qwen": "qwen", "its 1.5B": "qwen15", "Gemma": "gemma"}
+MODELS = "smollm2", "qwen", "gemma"
 
 
 def options_on_text() -> Iterator[str]:
     """Nats lost a token with one option changed, by model."""
-    files = [report("quality", f"options_{model}")["continuations"] for model in MODELS.values()]
+    files = [report("quality", f"options_{model}")["continuations"] for model in MODELS]
     for name, change in OPTIONS.items():
         rows = (found(rows, system=f"snapstream{change}") for rows in files)
         yield line(name, *(mean(row["losses"]) for row in rows))
 
 
+TASKS = ("tasks_smollm2",)
+
+
 def tasks() -> Iterator[str]:
     """The share of each task's prompts that a cache answers, by model."""
-    files = [report("quality", f"tasks_{model}")["results"] for model in ("smollm2", "qwen")]
+    files = [report("quality", name)["results"] for name in TASKS]
     for task in dict.fromkeys(row["task"] for row in files[0]):
         shown = product(files, ("full", "snapstream", "streaming"))
         cells = (found(rows, task=task, system=system)["score"] for rows, system in shown)
@@ -271,6 +275,8 @@ TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "question after compression": (DETAILS, lambda: answered(AFTER, PSEUDO)),
     "narrow dtypes": (DETAILS, narrow),
     "options": (DETAILS, options),
+    "options on text": (DETAILS, options_on_text),
+    "tasks": (DETAILS, tasks),
     "functions": (DETAILS, functions),
     "retrieval": (DETAILS, retrieval),
     "texts": ("quality.md", texts),
