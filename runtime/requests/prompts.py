@@ -36,12 +36,14 @@ LEAST_BYTES = 1 << 16
 class PromptTooLongError(UserError):
     """A prompt of more tokens than the build takes."""
 
-    def __init__(self, tokens: int, most: int) -> None:
+    def __init__(self, tokens: int, limits: Limits) -> None:
+        self.tokens, self.most = tokens, limits.longest_prompt
+        # Blocks go on to the model's own limit.
+        grows = limits.prefill.longest == self.most
         super().__init__(
-            f"a prompt has {tokens} tokens, the build takes {most}",
-            "shorten it, or build again with a larger --L-max",
+            f"a prompt has {tokens} tokens, the build takes {self.most}",
+            "shorten it" + (", or build again with a larger --L-max" if grows else ""),
         )
-        self.tokens, self.most = tokens, most
 
 
 class TextTooLongError(UserError):
@@ -182,7 +184,7 @@ def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None, limits: Limits) -> t
     if not ids:
         raise UserError("a prompt is empty", "give it one token or more")
     if len(ids) > limits.longest_prompt:
-        raise PromptTooLongError(len(ids), limits.longest_prompt)
+        raise PromptTooLongError(len(ids), limits)
     return tuple(_known_token(token, limits.vocab_size) for token in ids)
 
 

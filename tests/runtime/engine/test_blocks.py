@@ -63,8 +63,12 @@ def test_the_end_of_a_long_turn_votes_on_its_blocks() -> None:
 
 def test_a_prompt_may_be_longer_than_L_max_in_blocks_alone() -> None:
     prompt = np.random.default_rng(0).integers(3, VOCABULARY, CASE.L_max + 1).tolist()
-    with pytest.raises(UserError, match="takes 96"):
+    with pytest.raises(UserError, match="takes 96") as refused:
         llm().read(prompt)
+    assert "larger --L-max" in refused.value.hint
+    with pytest.raises(UserError) as refused:
+        llm(prefill="blocks").read(prompt * 1000)
+    assert refused.value.hint == "shorten it"
     assert llm(prefill="blocks").generate([prompt], GREEDY)
     assert llm(parked_rows=1).generate([prompt], GREEDY)
 
