@@ -192,6 +192,13 @@ def blocks() -> bool:
     return asked == [20, 19, 20, 20]
 
 
+def quotations() -> bool:
+    rows = report("quality", "tasks_qwen")["results"]
+    asked = product(("kv", "phrase_32"), ("snapstream", "full"))
+    shares = [found(rows, task=task, system=system)["score"] for task, system in asked]
+    return [share(one) for one in shares] == [".00", ".90", ".20", "1.00"]
+
+
 def calibrated_in_the_prompt() -> bool:
     rows = [r for r in report("quality", "blocks") if r["build"] == "smollm2.calibrated.build"]
     return [(r["slots"], r["found"], r["prompts"]) for r in rows] == [(256, 0, 20)] * 2
@@ -211,6 +218,7 @@ CLAIMS: dict[str, Callable[[], bool]] = {
     "finds .50 instead of .20": calibrated,
     "on SmolLM2 .15 instead of .10": calibrated,
     "but text loses .21 instead of .07": calibrated,
+    "answers .00 of UUIDs (full .90) and .20 of phrases of 32 words (1.00)": quotations,
     "of 20 numbers asked for in the prompt SmolLM2 finds none at 1/8": calibrated_in_the_prompt,
     "four words loses nothing, one of twelve words 22 nats": long_answers,
     "`--cache-dtype int8` costs .005 nats a token at most": int8_caches,

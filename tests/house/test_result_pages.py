@@ -161,7 +161,6 @@ AFTERWARDS = "a number, question after compression"
 ASKED = [
     Asked(NUMBER, SMOL, 2048, ("real_model_needles", "real_model_needles_128")),
     Asked(NUMBER, QWEN, 4000, ("qwen_niah_4000",)),
-    Asked(NUMBER, QWEN, 16000, ("qwen_niah_16000",)),
     Asked(OF_MANY, QWEN, 4000, ("qwen_niah_4000",), task="niah_multikey"),
     Asked("four numbers", QWEN, 4000, ("qwen_tasks_4000",), task="niah_multiquery"),
     Asked("names of a value", QWEN, 4000, ("qwen_pool_4000", "qwen_tasks_4000"), task="vt"),
@@ -223,7 +222,7 @@ def options_on_text() -> Iterator[str]:
         yield line(name, *(mean(row["losses"]) for row in rows))
 
 
-TASKS = ("tasks_smollm2",)
+TASKS = "tasks_smollm2", "tasks_qwen"
 
 
 def tasks() -> Iterator[str]:
