@@ -115,7 +115,7 @@ def figures(root: Path) -> list[Figure]:
         Figure("files of the wheel", sum(1 for _ in _wheel(root))),
         Figure("lines that LLM reaches", _lines(of_llm), 12_670),
         Figure("  files", len(of_llm)),
-        Figure("lines of tests", _lines(tests), 50_000),
+        Figure("lines of tests", _lines(tests), 50_010),
         Figure("  files flat in tests/", sum(file.parent == root / "tests" for file in tests)),
         Figure("lines of tools", _lines(tools) - _lines(studies), 1_500),
         Figure("lines of studies", _lines(studies)),
