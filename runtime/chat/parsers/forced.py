@@ -64,7 +64,11 @@ def calls_grammar(
         options: dict[str, Any] = {"whitespace_pattern": _SPACES}
         if name not in strict:
             options |= {"lenient": True, "coerce_one_of": True}
-        known = acceptable(closed(_of_object(name, schema)), name not in strict)
+        whole = closed(_of_object(name, schema))
+        try:
+            known = acceptable(whole, name not in strict)
+        except UserError as error:
+            raise UserError(f"{_of(name)}: {error.message}", error.hint) from None
         arguments = known | {"x-guidance": options}
         before = written(f"{wrap.before}{name}{wrap.between}", added)
         after = written(wrap.after, added)

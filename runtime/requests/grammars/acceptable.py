@@ -9,6 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from snapexport.errors import UserError
 from snapexport.runtime.requests.grammars.subschemas import mapped
 
 _LENGTHS = "minLength", "maxLength"
@@ -38,7 +39,7 @@ def acceptable(schema: Any, lenient: bool) -> Any:
     """The schema with counts such as 1.0 as integers, without names that may be any.
 
     lenient: without what would be refused. llguidance holds numbers as doubles: bounds between two
-    of them go inwards. Raises ValueError for values between them, where it would write another.
+    of them go inwards. Raises UserError for values between them, where it would write another.
 
     What llguidance ignores in lenient schemas by itself, such as `not`, stays.
     """
@@ -61,7 +62,8 @@ def _acceptable(schema: Any, lenient: bool) -> Any:
     inner |= {key: _inwards(inner, key) for key in _BOUNDS if key in inner}
     inexact = [key for key in _VALUES if not _is_exact(inner.get(key))]
     if inexact and not lenient:
-        raise ValueError(f"{inexact[0]} has an integer that is held as a double, and differs then")
+        why = "has an integer that is held as a double, and differs then"
+        raise UserError(f"a schema's {inexact[0]} {why}", "give it as a text, or without `strict`")
     dropped = {*inexact, *_refused(inner)} if lenient else ()
     return {key: value for key, value in inner.items() if key not in dropped}
 

@@ -85,6 +85,8 @@ def grammar_of(kind: Kind, text: str, lenient: bool, closes: bool = True) -> str
         schema = json.loads(text)
         source = json.dumps(acceptable(closed(schema) if closes else schema, lenient))
         return llguidance.LLMatcher.grammar_from_json_schema(source, defaults=options)
+    except UserError:
+        raise
     except (ValueError, RecursionError) as error:
         raise refused(str(error)) from None
 

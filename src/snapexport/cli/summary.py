@@ -188,8 +188,8 @@ def _cache_line(geometry: CacheGeometry) -> str:
     line = f"{geometry.policy}: {parts} for prompts up to {geometry.longest_prompt}"
     if not any(layer.K for layer in layers):
         return line
-    who, pool, counted = vote_summary(geometry.vote).values()
-    return f"{line} ({who}, pool {pool}; {counted})"
+    who, counted = vote_summary(geometry.vote)
+    return f"{line} ({who}, pool {geometry.vote.pool_kernel}; {counted})"
 
 
 def _parts(layer: LayerGeometry) -> str:

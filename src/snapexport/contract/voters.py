@@ -27,9 +27,8 @@ VOTERS = {
 }
 
 
-def vote_summary(vote: Vote) -> dict[str, str]:
-    """Who votes, the pool, and how votes are counted: for people."""
+def vote_summary(vote: Vote) -> tuple[str, str]:
+    """Who votes, and how votes are counted: for people."""
     voters = VOTERS[vote.vote_queries]
     counted = [voters.counts, vote.pool] if voters.counts else vote.options.values()
-    who = voters.words.format(W=vote.L_obs)
-    return {"voters": who, "pool P": f"{vote.pool_kernel}", "vote": ", ".join(counted)}
+    return voters.words.format(W=vote.L_obs), ", ".join(counted)

@@ -93,3 +93,7 @@ def test_the_tool_whose_schema_is_refused_is_named() -> None:
     compile_calls(tools, ["f"])
     with pytest.raises(UserError, match=r'compiled: parameters of "g": look.* /\\bx/ \(simplify'):
         compile_calls(tools, ["g"])
+    tools = {"g": {"properties": {"a": {"const": 2**53 + 1}}}}
+    compile_calls(tools, [])
+    with pytest.raises(UserError, match=r'parameters of "g": a schema.* const .* double'):
+        compile_calls(tools, ["g"])

@@ -76,7 +76,8 @@ def _cache_facts(geometry: CacheGeometry, length: int, heads: str) -> dict[str, 
         "kept by vote": _span(place.kept(length) for place in layers),
     }
     if any(place.K for place in layers):
-        facts |= vote_summary(geometry.vote)
+        who, counted = vote_summary(geometry.vote)
+        facts |= {"voters": who, "pool P": f"{geometry.vote.pool_kernel}", "vote": counted}
     return facts
 
 
