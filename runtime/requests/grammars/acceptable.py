@@ -24,8 +24,6 @@ _BOUNDS = "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"
 _TINY, _HUGE, _MOST = 1e-75, 10**18 - 64, 2**63 - 512
 """Beyond these, as doubles, the expressions of ranges can't be made."""
 
-_VALUES = "const", "enum"
-
 _PLAIN = re.compile(r"\\(?:[afnrtvAzdDsSwWpPxuU]|[^A-Za-z0-9<>\x80-\U0010ffff])")
 """The escapes that Rust's regular expressions know. Assertions and back-references are others."""
 
@@ -60,10 +58,10 @@ def _acceptable(schema: Any, lenient: bool) -> Any:
     if inner.get("propertyNames") in _ANY_NAME:
         del inner["propertyNames"]
     inner |= {key: _inwards(inner, key) for key in _BOUNDS if key in inner}
-    inexact = [key for key in _VALUES if not _is_exact(inner.get(key))]
+    inexact = [key for key in ("const", "enum") if not _is_exact(inner.get(key))]
     if inexact and not lenient:
-        why = "has an integer that is held as a double, and differs then"
-        raise UserError(f"a schema's {inexact[0]} {why}", "give it as a text, or without `strict`")
+        why = f"a schema's {inexact[0]} has an integer that is held as a double, and differs then"
+        raise UserError(why, "give it as a text, or without `strict`")
     dropped = {*inexact, *_refused(inner)} if lenient else ()
     return {key: value for key, value in inner.items() if key not in dropped}
 
