@@ -110,6 +110,7 @@ TEXTS = [
     ("Qwen2.5-Coder-0.5B", 4000, "qwen_text_4000"),
     ("Qwen2.5-Coder-0.5B", 8000, "qwen_text_8000"),
     ("Qwen2.5-Coder-1.5B", 4000, "qwen15_text_4000"),
+    ("Qwen2.5-Coder-1.5B", 8000, "qwen15_text_8000"),
     ("Gemma 3 270M", 8000, "gemma_text_8000"),
 ]
 
