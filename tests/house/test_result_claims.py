@@ -164,15 +164,16 @@ def test_the_table_of_the_gpu_is_that_of_the_results() -> None:
         assert f"| {context:,} | {' | '.join(times)} |" in prose
 
 
-def no_option_is_ahead() -> bool:
-    """Passage by passage, in standard errors: none by two, and a ring of three quarters behind."""
-    more = dict[str, list[float]]()
+def one_option_is_ahead() -> bool:
+    """Passage by passage, in standard errors: one cell by two; a ring of three quarters behind."""
+    more = dict[tuple[str, str], float]()
     for model, change in product(MODELS, filter(None, OPTIONS.values())):
         rows = report("quality", f"options_{model}")["continuations"]
         both = (found(rows, system=f"snapstream{one}")["losses"] for one in (change, ""))
-        more.setdefault(change, []).append(in_errors(*both))
-    rings = more[":L_recent=381"]
-    return min(map(min, more.values())) > -2 and min(rings) > 0
+        more[model, change] = in_errors(*both)
+    ahead = [cell for cell, errors in more.items() if errors < -2]
+    rings = [more[model, ":L_recent=381"] for model in MODELS]
+    return ahead == [("qwen15", ":pool_kernel=7")] and min(rings) > 0
 
 
 def functions() -> bool:
@@ -226,8 +227,8 @@ CLAIMS: dict[str, Callable[[], bool]] = {
     "of 20 numbers asked for in the prompt SmolLM2 finds none at 1/8": calibrated_in_the_prompt,
     "four words loses nothing, one of twelve words 22 nats": long_answers,
     "`--cache-dtype int8` costs .005 nats a token at most": int8_caches,
-    "No option is ahead of the defaults on text by two standard errors": no_option_is_ahead,
-    "a ring of three quarters loses more on each": no_option_is_ahead,
+    "but for a pool of 7 on the 1.5B": one_option_is_ahead,
+    "a ring of three quarters loses more on each": one_option_is_ahead,
     "a median of 7 tokens": free_answers,
     "a named function 8 times of 10 with the full cache, 2 times with a quarter, and 8 with "
     "`--pool-kernel 63`": functions,

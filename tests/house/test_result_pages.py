@@ -212,7 +212,7 @@ OPTIONS = {
     "a quarter of the slots for the ring": ":L_recent=127",
     "three quarters": ":L_recent=381",
 }
-MODELS = "smollm2", "qwen", "gemma"
+MODELS = "smollm2", "qwen", "qwen15", "gemma"
 
 
 def options_on_text() -> Iterator[str]:
