@@ -122,7 +122,7 @@ class SystemMaker:
         """
         queries = choices.get("vote_queries", "prompt")
         dropped = {*VOTERS[queries].unused} if queries in VOTERS else set()
-        if "L_obs" in VOTERS[self.own.vote.vote_queries].unused:  # as it had no use
+        if "L_obs" in VOTERS[self.own.vote.vote_queries].unused:  # the build's own says nothing
             dropped.add("L_obs")
         if queries == "calibrated":  # the build's traces hold them
             choices = choices | {"mean_queries": Path("traces")}
