@@ -47,7 +47,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> "Build":
-    from snapexport.build import build
+    from snapexport.builder import build
 
     out = tmp_path_factory.mktemp("builds") / "llama.build"
     return build(

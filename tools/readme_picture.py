@@ -19,7 +19,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.measure.plots import COLOURS, STYLE
 from snapexport.runtime.requests.llm import LLM

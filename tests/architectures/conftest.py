@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from snapexport.build import pipeline
+from snapexport.builder import pipeline
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.oracle import wholes
 from tests.oracle.cases import LOGITS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.cli.kept_view import MOST_ROWS, kept_picture, picture_width
 from snapexport.contract.build_directory import Build

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.build import build, lint
+from snapexport.builder import build, lint
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import pytest
 
-from snapexport.build.verify import verify
+from snapexport.builder.verify import verify
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import DIGEST, MANIFEST, WEIGHTS

@@ -7,7 +7,7 @@ import pytest
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from tests.build.test_uneven_layers import FLAGS
+from tests.builder.test_uneven_layers import FLAGS
 from tests.contract.test_consistency import Fields, rewrite
 from tests.graphs.layered import MODELS, build
 from tests.graphs.test_uneven_layers import geometry_of

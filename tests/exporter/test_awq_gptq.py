@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.errors import UserError
 from snapexport.exporter.integers import IntegerWeight
 from snapexport.exporter.opening import open_checkpoint

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from snapexport.build.copied import read_texts
-from snapexport.build.options import BuildOptions
+from snapexport.builder.copied import read_texts
+from snapexport.builder.options import BuildOptions
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.fields import FIELDS
 from snapexport.exporter.checkpoint import SHARD_INDEX
@@ -38,7 +38,7 @@ def change_rope(directory: Path, **fields: Any) -> None:
 
 def resolve(directory: Path) -> tuple[str, ...]:
     """What a build leaves out."""
-    from snapexport.build import pipeline
+    from snapexport.builder import pipeline
 
     options = BuildOptions.of(model=str(directory), out=directory / "out", L_max=64)
     return pipeline.resolve(options).stored.told

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from snapexport.build import pipeline
-from snapexport.build.options import BuildOptions
+from snapexport.builder import pipeline
+from snapexport.builder.options import BuildOptions
 from snapexport.cli.app import main
 from snapexport.errors import UserError
 from snapexport.exporter.hub import resolve

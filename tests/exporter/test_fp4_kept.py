@@ -13,9 +13,9 @@ from onnx.helper import make_empty_tensor_value_info, make_graph, make_model
 from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 
-from snapexport.build import BuildOptions, build
-from snapexport.build.plan.model import read_model
-from snapexport.build.plan.weights import stored_bytes
+from snapexport.builder import BuildOptions, build
+from snapexport.builder.plan.model import read_model
+from snapexport.builder.plan.weights import stored_bytes
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter.integers.read import dequantized

@@ -13,9 +13,9 @@ from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 
-from snapexport.build import BuildOptions, build
-from snapexport.build.plan.model import read_model
-from snapexport.build.plan.weights import stored_bytes
+from snapexport.builder import BuildOptions, build
+from snapexport.builder.plan.model import read_model
+from snapexport.builder.plan.weights import stored_bytes
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError

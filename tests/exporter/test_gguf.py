@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.exporter.gguf.rope import llama3_scaling

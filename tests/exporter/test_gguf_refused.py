@@ -14,8 +14,8 @@ pytest.importorskip("gguf")
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 
-from snapexport.build import pipeline
-from snapexport.build.options import BuildOptions
+from snapexport.builder import pipeline
+from snapexport.builder.options import BuildOptions
 from snapexport.errors import UserError
 from snapexport.exporter import hub
 from snapexport.exporter.opening import open_checkpoint, with_tokenizer

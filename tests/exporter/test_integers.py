@@ -17,7 +17,7 @@ from onnx.numpy_helper import from_array
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from snapexport.build import build
-from snapexport.build.progress import Silent
+from snapexport.builder import build
+from snapexport.builder.progress import Silent
 from snapexport.exporter.integers import Form, IntegerRows, IntegerWeight, parts
 from snapexport.exporter.integers.read import dequantized
 from snapexport.files.safetensors import read_header

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 from safetensors.numpy import load_file, save_file
 
-from snapexport.build import BuildOptions, build
-from snapexport.build.plan.model import read_model
-from snapexport.build.plan.weights import stored_bytes
+from snapexport.builder import BuildOptions, build
+from snapexport.builder.plan.model import read_model
+from snapexport.builder.plan.weights import stored_bytes
 from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError
 from snapexport.exporter.integers import Form

@@ -11,7 +11,7 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError

@@ -53,8 +53,8 @@ class Configs:
         return f"{self._family} {file} {told} {more}"
 
     def judge(self, directory: Path) -> tuple[str, str]:
-        from snapexport.build import BuildOptions
-        from snapexport.build.pipeline import resolve
+        from snapexport.builder import BuildOptions
+        from snapexport.builder.pipeline import resolve
 
         options = BuildOptions.of(model=str(directory), out=directory / "out", **material.FLAGS)
         resolved = resolve(options)
@@ -111,7 +111,7 @@ class Configs:
     def _require_same_tokens(self, directory: Path, model: Any) -> None:
         import torch
 
-        from snapexport.build import build
+        from snapexport.builder import build
 
         build(directory, directory / "out", L_max=64, policy="full", prefill_chunk=24, batch=1)
         found = material.tokens(directory / "out")[0]

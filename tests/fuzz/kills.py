@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from snapexport.build.staging import staged
+from snapexport.builder.staging import staged
 from snapexport.contract.manifest import MANIFEST
 from tests.fuzz import material
 
@@ -54,7 +54,7 @@ class RealBuilds:
             setattr(trace, name, cached)
 
     def write(self, target: Path, overwrite: bool) -> None:
-        from snapexport.build import build
+        from snapexport.builder import build
 
         build(self._checkpoint, target, overwrite=overwrite, **material.FLAGS)
 

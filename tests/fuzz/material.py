@@ -35,7 +35,7 @@ def ensure(work: Path) -> None:
 
 
 def make(work: Path) -> None:
-    from snapexport.build import build
+    from snapexport.builder import build
     from tests.exporter import gguf_files
     from tests.oracle import checkpoints
     from tests.runtime import tokenizers_for_tests

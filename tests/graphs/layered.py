@@ -14,7 +14,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from snapexport.build.graph_files import Traces, finished_graphs, write_graph
+from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.columns import folded

@@ -10,8 +10,8 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from snapexport.build import BuildOptions
-from snapexport.build.derive import derive
+from snapexport.builder import BuildOptions
+from snapexport.builder.derive import derive
 from snapexport.cli.app import main
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build

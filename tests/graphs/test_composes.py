@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime as ort
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kinds import GRAPH_KINDS, GraphKind

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from snapexport.build.derive import derive
+from snapexport.builder.derive import derive
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry_record import GeometryRecord

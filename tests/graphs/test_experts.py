@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.errors import UserError
 from snapexport.exporter import shapes, weights
 from snapexport.exporter.architectures.families import family_of

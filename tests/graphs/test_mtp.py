@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from snapexport import LLM, SamplingParams
-from snapexport.build import BuildOptions, build
-from snapexport.build.derive import derive
-from snapexport.build.lint import lint_build
-from snapexport.build.plan import PlanRequest, make_plan
-from snapexport.build.plan.footprint import footprint
-from snapexport.build.plan.model import read_model
-from snapexport.build.plan.weights import stored_bytes
+from snapexport.builder import BuildOptions, build
+from snapexport.builder.derive import derive
+from snapexport.builder.lint import lint_build
+from snapexport.builder.plan import PlanRequest, make_plan
+from snapexport.builder.plan.footprint import footprint
+from snapexport.builder.plan.model import read_model
+from snapexport.builder.plan.weights import stored_bytes
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.files.copying import CLONE_BLOCK

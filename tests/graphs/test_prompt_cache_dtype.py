@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from snapexport.build import BuildOptions, build
-from snapexport.build.plan.tensors import PlannedTensors
+from snapexport.builder import BuildOptions, build
+from snapexport.builder.plan.tensors import PlannedTensors
 from snapexport.contract.memory import cache_bytes
 from snapexport.errors import UserError
 from snapexport.runtime.engine.open_executor import open_executor

@@ -6,7 +6,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError, markers

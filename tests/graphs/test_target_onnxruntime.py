@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from numpy.typing import NDArray
 
-from snapexport.build.graph_files import Traces
+from snapexport.builder.graph_files import Traces
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.graphs import surgery

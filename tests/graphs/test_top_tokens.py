@@ -12,8 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from snapexport.build.derive import derive
-from snapexport.build.lint import lint_build
+from snapexport.builder.derive import derive
+from snapexport.builder.lint import lint_build
 from snapexport.cli.app import main
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from snapexport.build import BuildOptions
+from snapexport.builder import BuildOptions
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.targets import Target
 from snapexport.errors import UserError

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from snapexport.build.engines.options import EngineOptions
-from snapexport.build.options import GRAPH_FIELDS, BuildOptions
+from snapexport.builder.engines.options import EngineOptions
+from snapexport.builder.options import GRAPH_FIELDS, BuildOptions
 from snapexport.contract.build_directory import Build
 from snapexport.contract.build_rules import BUILD_RULES
 from snapexport.contract.exclusions import RULES, broken, require_compatible

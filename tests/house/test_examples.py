@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.vault import CHECKPOINT, make_prompt
 
 pytestmark = pytest.mark.slow

@@ -29,8 +29,16 @@ ALLOWED = {
     "plugins": set(),
     "vault": set(),
     # A build runs what it compares with transformers before it is written.
-    "build": {"errors", "files", "contract", "exporter", "graphs", "runtime", "plugins.reference"},
-    "serving": {"errors", "files", "contract", "runtime", "build"},
+    "builder": {
+        "errors",
+        "files",
+        "contract",
+        "exporter",
+        "graphs",
+        "runtime",
+        "plugins.reference",
+    },
+    "serving": {"errors", "files", "contract", "runtime", "builder"},
     "measure": {
         "errors",
         "files",
@@ -38,12 +46,12 @@ ALLOWED = {
         "exporter",
         "graphs",
         "runtime",
-        "build",
+        "builder",
         "serving",
         "vault",
         "plugins.reference",
     },
-    "cli": {"errors", "files", "contract", "runtime", "build", "measure", "serving", "vault"},
+    "cli": {"errors", "files", "contract", "runtime", "builder", "measure", "serving", "vault"},
 }
 """The packages that each package may import."""
 

@@ -15,11 +15,11 @@ HOMES = {
     "binary headers": (r"\"<Q\"", {"files/safetensors.py", "exporter/gguf/cursor.py"}),
     "unfinished files": (
         r"[\"'.]partial\b[\"'-]",
-        {"files/whole.py", "build/staging.py"},
+        {"files/whole.py", "builder/staging.py"},
     ),
     "renames": (
         r"os\.(rename|replace)\(|\w\.rename\(",
-        {"build/staging.py"},
+        {"builder/staging.py"},
     ),
     "hard links": (
         r"os\.link\(",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.measure.accuracy.difference import Distance, tolerance

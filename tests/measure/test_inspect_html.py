@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.cli.whole_file import whole_file
 from snapexport.contract.build_directory import Build

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from snapexport.build import build
-from snapexport.build.head_budget import HeadBudget
-from snapexport.build.options import CACHE_FIELDS
+from snapexport.builder import build
+from snapexport.builder.head_budget import HeadBudget
+from snapexport.builder.options import CACHE_FIELDS
 from snapexport.contract.budgets import topk_per_layer
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry, Policy

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.budgets import pyramid
 from snapexport.contract.layer_geometry import LayerGeometry
 from tests.graphs.test_functions import run

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
-from snapexport.build import build
-from snapexport.build.mean_queries import MeanQueries
+from snapexport.builder import build
+from snapexport.builder.mean_queries import MeanQueries
 from snapexport.contract.build_directory import Build
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.errors import UserError

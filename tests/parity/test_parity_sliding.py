@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, PretrainedConfig, Qwen2Config
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.graph_options import GraphOptions

@@ -25,7 +25,7 @@ def gguf_file(pytestconfig: pytest.Config) -> Path:
 @pytest.fixture(scope="session")
 def build(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> "Build":
     """The baseline graphs have the full cache. Weights are fp32: products of integers round."""
-    from snapexport.build import build
+    from snapexport.builder import build
 
     out = tmp_path_factory.mktemp("real-model") / "smollm2.build"
     options: dict[str, Any] = {"kv_budget": 256, "batch": 1, "prefill_chunk": 128}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from snapexport import LLM, SamplingParams
-from snapexport.build import build as make_build
+from snapexport.builder import build as make_build
 from snapexport.contract.build_directory import Build
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.open_executor import open_executor

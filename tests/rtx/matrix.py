@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.files.dtypes import DTYPES
 from snapexport.graphs.functions.vote import STAGES
 from tests import trace_cache

@@ -7,7 +7,7 @@ from typing import Any
 import onnx
 import pytest
 
-from snapexport.build import BuildOptions
+from snapexport.builder import BuildOptions
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from tests.graphs import layered

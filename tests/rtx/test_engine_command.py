@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from tests.rtx.conftest import SMALL
 

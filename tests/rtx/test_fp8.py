@@ -18,7 +18,7 @@ from onnx import TensorProto
 from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor
 from onnx.helper import make_tensor_value_info as info
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.graphs.surgery import IR_VERSION
 from tests.exporter.quantized_files import quantize_to_fp8

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import inliner
 
-from snapexport.build import BuildOptions, build
+from snapexport.builder import BuildOptions, build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kinds import graph_of

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx.helper import make_node
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from tests.contract.test_consistency import rewrite_graph

@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.plugins import compiling
 from tests.plugins.loud import skip_loudly

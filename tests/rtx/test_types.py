@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.build.engines.test_types import TENSORRT_CODE, mypy
+from tests.builder.engines.test_types import TENSORRT_CODE, mypy
 from tests.fakes.bindings import make_rtx_stubs
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snapexport import LLM
-from snapexport.build import build as make_build
+from snapexport.builder import build as make_build
 from snapexport.vault import CHECKPOINT
 
 

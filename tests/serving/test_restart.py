@@ -5,7 +5,7 @@ from typing import Any
 
 import openai
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.vault import CHECKPOINT
 from tests.serving.process import serve
 

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from snapexport import LLM, SamplingParams
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.vault.prompts import VaultPrompt, make_prompt

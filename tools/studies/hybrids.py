@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes
 from snapexport.files import safetensors

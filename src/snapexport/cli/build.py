@@ -11,8 +11,8 @@ import argparse
 import dataclasses
 import json
 
-from snapexport.build import BuildOptions
-from snapexport.build import run as run_build
+from snapexport.builder import BuildOptions
+from snapexport.builder import run as run_build
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, BuildProgress
 from snapexport.cli.summary import build_summary, print_summary

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from snapexport.build import BuildOptions
-from snapexport.build import run as run_build
+from snapexport.builder import BuildOptions
+from snapexport.builder import run as run_build
 from snapexport.cli.console import OUT, BuildProgress
 from snapexport.cli.kept_view import kept_picture, picture_width
 from snapexport.cli.summary import print_summary

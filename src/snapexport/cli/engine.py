@@ -25,8 +25,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from snapexport.build.engines import EngineOptions, build_engines
-from snapexport.build.engines.memory import Estimate, estimate
+from snapexport.builder.engines import EngineOptions, build_engines
+from snapexport.builder.engines.memory import Estimate, estimate
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, BuildProgress
 from snapexport.contract.build_directory import Build
@@ -116,7 +116,7 @@ def _pack(build: Build, options: EngineOptions, arguments: argparse.Namespace) -
             "--estimate is for TensorRT's engines", "packed weights take twice the build's on disk"
         )
     with BuildProgress() as progress, needs_extra("build"):
-        from snapexport.build.engines.packing import pack
+        from snapexport.builder.engines.packing import pack
 
         graphs = options.graphs_of(build.manifest)
         made = pack(build, graphs, overwrite=options.overwrite, progress=progress)

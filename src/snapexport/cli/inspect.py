@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from snapexport.build.verify import Verified, loaded, verify
+from snapexport.builder.verify import Verified, loaded, verify
 from snapexport.cli import flags, kept_positions, prompt
 from snapexport.cli.console import OUT, print_rows
 from snapexport.cli.kept_view import kept_picture, picture_width

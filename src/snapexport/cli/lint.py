@@ -24,7 +24,7 @@ from snapexport.contract.targets import TARGETS, capabilities
 from snapexport.errors import needs_extra
 
 if TYPE_CHECKING:
-    from snapexport.build.lint import Finding
+    from snapexport.builder.lint import Finding
 
 HELP = "check the graphs by a target's record, and by TensorRT for RTX's parser"
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     build = Build.open(arguments.build)
     target = arguments.target or build.manifest.target
     with needs_extra("build"):
-        from snapexport.build.lint import lint_build, parser_for
+        from snapexport.builder.lint import lint_build, parser_for
     findings = lint_build(build, target)
     parser = parser_for(target)
     version = parser.__version__ if parser else None

@@ -11,9 +11,9 @@ examples:
 import argparse
 import json
 
-from snapexport.build import BuildOptions
-from snapexport.build.plan import PlanRequest, make_plan
-from snapexport.build.plan.request import parse_memory
+from snapexport.builder import BuildOptions
+from snapexport.builder.plan import PlanRequest, make_plan
+from snapexport.builder.plan.request import parse_memory
 from snapexport.cli import build, flags
 from snapexport.cli.plan_view import print_plan
 from snapexport.contract.graph_options import GraphOptions
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = PlanRequest(parse_memory(arguments.memory), given)
     plan = make_plan(request)
     if arguments.json:
-        from snapexport.build.plan.report import plan_report
+        from snapexport.builder.plan.report import plan_report
 
         print(json.dumps(plan_report(plan)))
     else:

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from snapexport.build.plan import Plan
-from snapexport.build.plan.alternatives import Alternative
-from snapexport.build.plan.recommendation import reasons
-from snapexport.build.plan.report import parts
-from snapexport.build.plan.request import command
+from snapexport.builder.plan import Plan
+from snapexport.builder.plan.alternatives import Alternative
+from snapexport.builder.plan.recommendation import reasons
+from snapexport.builder.plan.report import parts
+from snapexport.builder.plan.request import command
 from snapexport.cli.console import OUT
 from snapexport.contract.sizes import spelled
 

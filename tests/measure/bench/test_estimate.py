@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes
 from snapexport.measure.bench import estimate as module

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval.grid import Grid, make_grid
 from snapexport.measure.eval.options import EvalOptions

@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from snapexport import LLM, SamplingParams
-from snapexport.build import build
-from snapexport.build.derive import derive, is_soft_capped
+from snapexport.builder import build
+from snapexport.builder.derive import derive, is_soft_capped
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.errors import UserError

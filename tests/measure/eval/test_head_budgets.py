@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from snapexport.build import build
-from snapexport.build.head_budget import HeadBudget
+from snapexport.builder import build
+from snapexport.builder.head_budget import HeadBudget
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval.head_budgets import SAFEGUARD, shared

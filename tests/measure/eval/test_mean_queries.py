@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from tests.measure.eval.test_head_budgets import CHECKPOINT, TEXT

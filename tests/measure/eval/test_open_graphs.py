@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval import open_graphs
 from snapexport.measure.eval.systems import loading

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from snapexport.build.options import BuildOptions
+from snapexport.builder.options import BuildOptions
 from snapexport.contract.geometry import POLICIES, CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.slots import Slots

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.runtime.engine.executor import Executor

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from safetensors.numpy import load_file
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.interface import weight_inputs
 from snapexport.errors import UserError

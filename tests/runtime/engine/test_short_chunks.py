@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from snapexport import LLM, SamplingParams
-from snapexport.build import BuildOptions, build
-from snapexport.build.prefill_sizes import short_chunks
+from snapexport.builder import BuildOptions, build
+from snapexport.builder.prefill_sizes import short_chunks
 from snapexport.errors import UserError
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.measure.accuracy.graph_runner import GraphRunner

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from snapexport.build import BuildOptions
+from snapexport.builder import BuildOptions
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor

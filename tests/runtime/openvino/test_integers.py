@@ -12,7 +12,7 @@ import torch
 from onnx import helper, numpy_helper
 from transformers import AutoModelForCausalLM
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.exporter.integers.read import dequantized
 from snapexport.runtime.requests.llm import LLM

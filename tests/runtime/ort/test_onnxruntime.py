@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import Policy
 from snapexport.contract.memory import cache_bytes

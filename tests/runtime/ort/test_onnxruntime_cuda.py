@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphEntry, TensorSpec
 from snapexport.errors import UserError

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphEntry

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.exporter.ranks import tensors
 from snapexport.exporter.ranks.tensors import Columns, Share, cut

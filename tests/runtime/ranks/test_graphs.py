@@ -9,9 +9,9 @@ import onnx
 import pytest
 from polygraphy.tools.multi_device.multi_device import DistCollective
 
-from snapexport.build import build
-from snapexport.build.lint import lint_build
-from snapexport.build.verify import verify
+from snapexport.builder import build
+from snapexport.builder.lint import lint_build
+from snapexport.builder.verify import verify
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.vault import CHECKPOINT

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from transformers import LlamaConfig
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.exporter import shapes
 from snapexport.exporter.architectures.families import family_of
 from snapexport.exporter.probe import look

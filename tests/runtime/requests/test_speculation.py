@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.runtime.requests.drafters.drafter import Acceptance
 from snapexport.runtime.requests.drafters.mtp import MtpDrafter
 from snapexport.runtime.requests.drafters.payoff import Kind, Payoff

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from snapexport.build.derive import derive
+from snapexport.builder.derive import derive
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval.grid import Grid, make_grid
 from snapexport.measure.eval.options import EvalOptions

@@ -12,7 +12,7 @@ import numpy as np
 from gguf import GGUFReader, GGUFWriter, dequantize
 from numpy.typing import NDArray
 
-from snapexport.build.staging import staged
+from snapexport.builder.staging import staged
 
 Order = NDArray[np.int64]
 Orders = dict[str, tuple[Order, ...]]

@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 
 import snapexport
-from snapexport.build import BuildOptions
-from snapexport.build import run as run_build
-from snapexport.build.derive import derive
-from snapexport.build.staging import scratch
+from snapexport.builder import BuildOptions
+from snapexport.builder import run as run_build
+from snapexport.builder.derive import derive
+from snapexport.builder.staging import scratch
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import Manifest, Quantization

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.build.staging import staged
+from snapexport.builder.staging import staged
 from snapexport.files import safetensors
 from snapexport.files.dtypes import BY_FLAG, DType
 

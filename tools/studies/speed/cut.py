@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from snapexport.build.plan.model import PlannedModel
+from snapexport.builder.plan.model import PlannedModel
 from snapexport.errors import UserError
 
 Role = Literal["prefill", "decode"]

@@ -7,14 +7,14 @@ no network: buffers of collectives are not counted.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from snapexport.build import BuildOptions
-from snapexport.build.plan.activations import Activations
-from snapexport.build.plan.alternatives import largest
-from snapexport.build.plan.model import PlannedModel, read_model
-from snapexport.build.plan.plan import resolved
-from snapexport.build.plan.request import PlanRequest
-from snapexport.build.plan.tensors import PlannedTensors
-from snapexport.build.plan.weights import fp8_bytes, stored_bytes
+from snapexport.builder import BuildOptions
+from snapexport.builder.plan.activations import Activations
+from snapexport.builder.plan.alternatives import largest
+from snapexport.builder.plan.model import PlannedModel, read_model
+from snapexport.builder.plan.plan import resolved
+from snapexport.builder.plan.request import PlanRequest
+from snapexport.builder.plan.tensors import PlannedTensors
+from snapexport.builder.plan.weights import fp8_bytes, stored_bytes
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.memory import GPU_CONTEXT
 from snapexport.contract.sizes import as_flag, spelled

@@ -5,7 +5,7 @@ Other libraries then run the very weights that the file has, dequantized.
 
 from pathlib import Path
 
-from snapexport.build.staging import staged
+from snapexport.builder.staging import staged
 from snapexport.errors import UserError
 
 

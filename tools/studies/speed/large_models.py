@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from snapexport.build import BuildOptions
-from snapexport.build.plan.model import PlannedModel, read_model
-from snapexport.build.plan.request import PlanRequest
-from snapexport.build.plan.tensors import PlannedTensors
-from snapexport.build.plan.weights import read_bytes
+from snapexport.builder import BuildOptions
+from snapexport.builder.plan.model import PlannedModel, read_model
+from snapexport.builder.plan.request import PlanRequest
+from snapexport.builder.plan.tensors import PlannedTensors
+from snapexport.builder.plan.weights import read_bytes
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.files.dtypes import BY_FLAG, DType
 from snapexport.measure.bench.costs import Costs, LayerCosts, Weights

@@ -19,7 +19,7 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from snapexport import SamplingParams
-from snapexport.build import build
+from snapexport.builder import build
 from snapexport.errors import UserError
 from snapexport.vault import CHECKPOINT, make_prompt
 from tools.studies.lm_eval import register

@@ -14,7 +14,7 @@ from itertools import product
 from tokenizers import Tokenizer
 
 import snapexport
-from snapexport.build.derive import is_soft_capped, require_chunk
+from snapexport.builder.derive import is_soft_capped, require_chunk
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.model_facts import ModelFacts

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from polygraphy.logger import G_LOGGER
 
-from snapexport.build.head_budget import HeadBudget
+from snapexport.builder.head_budget import HeadBudget
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.exclusions import require_compatible

@@ -8,11 +8,11 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from polygraphy.logger import G_LOGGER
 
-from snapexport.build.derive import derive
-from snapexport.build.graph_files import Traces
-from snapexport.build.mean_queries import MeanQueries
-from snapexport.build.options import BuildOptions
-from snapexport.build.staging import scratch
+from snapexport.builder.derive import derive
+from snapexport.builder.graph_files import Traces
+from snapexport.builder.mean_queries import MeanQueries
+from snapexport.builder.options import BuildOptions
+from snapexport.builder.staging import scratch
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.exclusions import require_compatible

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from snapexport.build.engines.memory import host_available
+from snapexport.builder.engines.memory import host_available
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphName, Manifest
 from snapexport.contract.memory import weights_bytes

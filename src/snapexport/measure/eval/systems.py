@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from snapexport.build.derive import derive
-from snapexport.build.head_budget import HeadBudget
-from snapexport.build.options import CACHE_FIELDS, DEFAULT_L_SINK, BuildOptions
-from snapexport.build.staging import scratch
+from snapexport.builder.derive import derive
+from snapexport.builder.head_budget import HeadBudget
+from snapexport.builder.options import CACHE_FIELDS, DEFAULT_L_SINK, BuildOptions
+from snapexport.builder.staging import scratch
 from snapexport.contract.budgets import default_pool_kernel, default_ring
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy

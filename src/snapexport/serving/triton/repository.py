@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 
 import snapexport
-from snapexport.build.staging import staged
+from snapexport.builder.staging import staged
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import cache_bytes

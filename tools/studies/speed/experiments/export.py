@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapexport.build.staging import scratch
+from snapexport.builder.staging import scratch
 from snapexport.contract.sizes import in_mib
 from snapexport.measure.bench.tables import Column, Table, mib
 from snapexport.measure.bench.turns import Row

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from snapexport.build.options import usual_chunk
+from snapexport.builder.options import usual_chunk
 from snapexport.errors import UserError
 from snapexport.measure.bench.tables import Table
 from snapexport.measure.bench.turns import Case, Row, Timed, alone, rounded

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from snapexport.build.staging import scratch
+from snapexport.builder.staging import scratch
 from snapexport.errors import UserError
 from snapexport.measure.bench.memory import apart
 from snapexport.measure.bench.tables import Column, Table
@@ -65,10 +65,10 @@ def run(setup: Setup, options: Options, results: Results) -> None:
 
 
 def _compared(model: Path, directory: Path, name: str, options: Options) -> Row:
-    from snapexport.build import BuildOptions
-    from snapexport.build import run as run_build
-    from snapexport.build.plan.footprint import footprint
-    from snapexport.build.plan.model import read_model
+    from snapexport.builder import BuildOptions
+    from snapexport.builder import run as run_build
+    from snapexport.builder.plan.footprint import footprint
+    from snapexport.builder.plan.model import read_model
 
     given: dict[str, Any] = {"L_max": options.L_max, "batch": 4, "decode_batches": ()}
     given |= SETTINGS[name]

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from snapexport.build import BuildOptions
-from snapexport.build import run as run_build
+from snapexport.builder import BuildOptions
+from snapexport.builder import run as run_build
 from snapexport.contract.build_directory import Build
 from snapexport.measure.bench.tables import Column, Table
 from snapexport.measure.bench.turns import Case, Row, Timed, alone, rounded

@@ -1,0 +1,382 @@
+"""Options of a build, and the cache geometry that follows from them.
+
+Resolves budgets, presets and defaults; `CacheGeometry` validates the result. The command line makes
+its flags and their defaults from this class.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+from snapexport.builder.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
+from snapexport.contract.budgets import BUDGETS, default_pool_kernel, default_ring, topk_per_layer
+from snapexport.contract.exclusions import require_compatible
+from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy
+from snapexport.contract.graph_options import GraphOptions, require_one_of
+from snapexport.contract.head_groups import MOST_GROUPS
+from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.manifest import Quantization
+from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS
+from snapexport.contract.slots import Slots
+from snapexport.contract.steps import Steps
+from snapexport.contract.targets import TARGETS, Target, capabilities
+from snapexport.contract.vote import DEFAULT_L_OBS, VOTE_QUERIES, Vote
+from snapexport.errors import UserError, flag_of
+from snapexport.files.dtypes import DTYPES, CacheDType, DType
+from snapexport.graphs.functions.vote import DEFAULTS, STAGES
+
+WeightsFlag = Literal["keep", "dequantize", "int8", "int4", "fp8"]
+WEIGHTS_FLAGS: tuple[WeightsFlag, ...] = get_args(WeightsFlag)
+
+DEFAULT_COMPRESSION = 4
+"""Without --kv-budget, --L-recent or --K a layer gets L_max / 4 cache slots, SnapStream's ratio."""
+
+DEFAULT_L_SINK = 4
+SEEN_OF_QUESTION = 10
+"""Tokens of a question that the window sees, at least, behind the chat template's tail."""
+
+DEFAULT_CHUNK = 512
+"""Long enough that arithmetic bounds a chunk's time on a GPU, short enough not to stall running
+streams."""
+CPU_CHUNK = 128
+"""The same where a CPU alone runs the graphs. Even a prompt of one token costs a whole chunk."""
+
+_CHOICES = {stage: tuple(options) for stage, options in STAGES.items()} | {
+    "budget": BUDGETS,
+    "vote_queries": VOTE_QUERIES,
+}
+
+
+def _cache() -> Any:
+    return field(default=None, metadata={"group": "cache"})
+
+
+def _choice(name: str) -> Any:
+    return field(default=None, metadata={"group": "cache", "choices": _CHOICES[name]})
+
+
+def _advanced(default: Any) -> Any:
+    return field(default=default, metadata={"group": "advanced"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """Every choice of `snapexport build`. None: derived from others.
+
+    Lengths and budgets are in tokens. graph: resolved for the target and the dtype. A field's
+    metadata has the group of its flag, "cache" or "advanced"; the others are what users choose.
+    """
+
+    model: str
+    out: Path
+    L_max: int
+    policy: Policy = "snapstream"
+    kv_budget: int | None = None
+    L_sink: int | None = _cache()
+    L_recent: int | None = _cache()
+    K: int | None = _cache()
+    L_obs: int | None = _cache()
+    pool_kernel: int | None = _cache()
+    vote: str | None = _choice("vote")
+    pool: str | None = _choice("pool")
+    softmax: str | None = _choice("softmax")
+    group: str | None = _choice("group")
+    budget: str | None = _choice("budget")
+    head_budget: Path | None = field(default=None, metadata={"group": "cache", "metavar": "FILE"})
+    head_groups: int | None = _cache()
+    vote_queries: str | None = _choice("vote_queries")
+    mean_queries: Path | None = field(default=None, metadata={"group": "cache", "metavar": "FILE"})
+    batch: int = 4
+    decode_batches: tuple[int, ...] | None = _advanced(None)
+    tokens_per_step: int = 1
+    prefill_chunk: int | None = _advanced(None)
+    prefill_capacities: tuple[int, ...] = _advanced(())
+    short_chunks: tuple[int, ...] | None = _advanced(None)
+    dtype: DType = "fp32"
+    weights: WeightsFlag | None = None
+    target: Target = "onnxruntime"
+    baseline: bool = False
+    verify: bool = False
+    tensor_parallel: int = _advanced(1)
+    link_weights: bool = _advanced(False)
+    longrope: bool = _advanced(False)
+    overwrite: bool = False
+    graph: GraphOptions = field(default_factory=GraphOptions)
+    _shares_by_default: ClassVar[bool]  # of each object, and no flag
+
+    @classmethod
+    def of(cls, **flags: Any) -> "BuildOptions":
+        """The options of flags, those of the graphs among them. Raises UserError."""
+        of_graph = {name: flags.pop(name) for name in GRAPH_FIELDS if name in flags}
+        return cls(**flags, graph=GraphOptions(**of_graph))
+
+    def __post_init__(self) -> None:
+        require_one_of("--policy", self.policy, POLICIES)
+        require_one_of("--dtype", self.dtype, DTYPES)
+        require_one_of("--target", self.target, tuple(TARGETS))
+        for name, choices in _CHOICES.items():
+            require_one_of(flag_of(name), getattr(self, name), choices)
+        require_one_of("--weights", self.weights, WEIGHTS_FLAGS)
+        require_compatible(vars(self) | vars(self.graph))
+        object.__setattr__(self, "_shares_by_default", self.graph.share_weights is None)
+        object.__setattr__(self, "graph", self._resolved())
+        self._require_numbers()
+        if self.policy != "full":
+            self._require_one_budget()
+
+    def _require_numbers(self) -> None:
+        if self.batch < 1:
+            raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
+        for slots in self.decode_batches or ():
+            if not 1 <= slots <= self.batch:
+                raise UserError(
+                    f"--decode-batches {slots} is not between 1 and --batch {self.batch}",
+                    "a decode graph runs some of the batch slots, or all",
+                )
+        if self.tensor_parallel < 1:
+            raise UserError(
+                f"--tensor-parallel {self.tensor_parallel} is below 1",
+                "use the number of ranks, or leave it out",
+            )
+        if self.head_groups is not None:
+            self._require_head_groups(self.head_groups)
+
+    def _require_head_groups(self, most: int) -> None:
+        if not 2 <= most <= MOST_GROUPS:
+            raise UserError(
+                f"--head-groups {most} is not from 2 to {MOST_GROUPS}",
+                "use 2 to 4: each group costs a decode step an attention of its own",
+            )
+
+    def _resolved(self) -> GraphOptions:
+        own_weights = self.quantization and self.graph.share_weights is None
+        given = replace(self.graph, share_weights=False) if own_weights else self.graph
+        return given.resolved(self.target, self.dtype)
+
+    def _given_cache_flags(self) -> list[str]:
+        return [flag_of(name) for name in CACHE_FIELDS if getattr(self, name) is not None]
+
+    def _require_one_budget(self) -> None:
+        if self.kv_budget is None:
+            return
+        if self.L_recent is not None and (K := self._value("K", None)) is not None:
+            raise UserError(
+                "--kv-budget is given together with both --L-recent and --K"
+                if K
+                else "--kv-budget and --L-recent are given together, and there is no top-k",
+                "the budget is the sum of all parts: leave one of them out",
+            )
+        if self.kv_budget > self.L_max:
+            raise UserError(
+                f"--kv-budget {self.kv_budget} is more than --L-max {self.L_max}: "
+                "nothing would be compressed",
+                f"use a budget below {self.L_max}, or --policy full",
+            )
+
+    def _value(self, name: str, default: Any) -> Any:
+        """The given value, else the preset's, else the default."""
+        if (given := getattr(self, name)) is not None:
+            return given
+        fixed = {**PRESET_DEFAULTS.get(self.policy, {}), **PRESETS[self.policy]}
+        return fixed.get(name, default)
+
+    def geometry(
+        self, model: ModelFacts, template_tail: int = 0, heads: HeadBudget | None = None
+    ) -> CacheGeometry:
+        """The cache of `model` under these options. Raises UserError.
+
+        template_tail: tokens between a user's message and the answer in the chat template. heads:
+        in place of the file of --head-budget.
+        """
+        require_compatible(vars(self) | vars(self.graph) | model.features)
+        if self.L_max > model.max_position_embeddings:
+            limit = model.max_position_embeddings
+            raise UserError(
+                f"--L-max {self.L_max} is above the model's position limit {limit}",
+                f"use --L-max {limit} or less: the model has not learned longer positions",
+            )
+        if self.policy == "full":
+            layers, cache_of = model.num_hidden_layers, model.cache_of or ()
+            return CacheGeometry.full(self.L_max, layers, self.tokens_per_step, cache_of)
+        rings = [layer.ring(self.L_max) for layer in model.cached.values()]
+        exact = [ring for ring in rings if ring]
+        if len(exact) == len(rings):
+            return self._rings_alone(model, exact)
+        geometry = self._compressed(model, rings, template_tail)
+        if geometry.vote.budget != "heads":
+            return geometry
+        if self.head_budget is not None:
+            heads = HeadBudget.read(self.head_budget)
+        if heads is None:
+            raise UserError(
+                "--budget heads needs the budget of each KV head",
+                "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
+            )
+        most = _or(self.head_groups, DEFAULT_GROUPS)
+        return with_head_groups(geometry, heads, model, most)
+
+    def _rings_alone(self, model: ModelFacts, rings: Sequence[LayerGeometry]) -> CacheGeometry:
+        """All layers have windows: each has an exact ring, and no layer votes."""
+        sizes = [ring.L_recent for ring in rings]
+        if given := self._given_cache_flags():
+            raise UserError(
+                f"every layer of the model slides over its last {max(sizes)} "
+                f"positions: {given[0]} has nothing to divide",
+                f"drop {given[0]}: a ring of that size is exact",
+            )
+        L_obs = min(DEFAULT_L_OBS, self.L_max, *sizes)
+        slots = Slots.of(rings, model.num_hidden_layers, model.cache_of or ())
+        return CacheGeometry(
+            self.policy, self.L_max, slots, Vote(L_obs), Steps(self.tokens_per_step)
+        )
+
+    def _compressed(
+        self, model: ModelFacts, rings: Sequence[LayerGeometry | None], template_tail: int
+    ) -> CacheGeometry:
+        """rings: the exact ones of layers that have such; the others vote."""
+        L_sink = self._value("L_sink", DEFAULT_L_SINK)
+        L_recent, K = self._ring_and_topk(L_sink)
+        budget = self._value("budget", "heads" if self.head_budget else "uniform")
+        room = self.L_max - L_sink - L_recent
+        voted = iter(topk_per_layer(budget, K, rings.count(None), room))
+        shapes = [ring or LayerGeometry(L_sink, L_recent, next(voted)) for ring in rings]
+        slots = Slots.of(shapes, model.num_hidden_layers, model.cache_of or ())
+        vote = Vote(
+            L_obs=self._value("L_obs", self._window(template_tail, L_recent)),
+            pool_kernel=self._value("pool_kernel", default_pool_kernel(K)),
+            budget=budget,
+            vote_queries="calibrated"
+            if self._calibrated
+            else self._value("vote_queries", "prompt"),
+            **{stage: self._value(stage, default) for stage, default in DEFAULTS.items()},
+        )
+        return CacheGeometry(self.policy, self.L_max, slots, vote, Steps(self.tokens_per_step))
+
+    def _window(self, template_tail: int, L_recent: int) -> int:
+        """W: long enough to see the end of a question behind the template's tail.
+
+        Without a tail no longer than it has to be: more of the text before a question would vote. A
+        prefill chunk that is given limits it.
+        """
+        if self._calibrated:
+            return 1
+        if self.vote_queries == "repeat":
+            return _or(self.prefill_chunk, self._usual_chunk)
+        wanted = template_tail + SEEN_OF_QUESTION if template_tail else DEFAULT_L_OBS
+        return max(1, min(wanted, L_recent, self.L_max, _or(self.prefill_chunk, wanted)))
+
+    @property
+    def _calibrated(self) -> bool:
+        """Whether the mean query of other texts votes."""
+        return self.vote_queries == "calibrated" or self.mean_queries is not None
+
+    def _ring_and_topk(self, L_sink: int) -> tuple[int, int]:
+        """L_recent and K: the given values, else parts of the budget that the sinks leave."""
+        K = self._value("K", None)
+        if self.L_recent is not None and K is not None:
+            return self.L_recent, K
+        budget = _or(self.kv_budget, max(self.L_max // DEFAULT_COMPRESSION, L_sink + 2))
+        self._require_slots(budget, L_sink, K)
+        free = budget - L_sink
+        if self.L_recent is not None:
+            return self.L_recent, free - self.L_recent
+        topk = _or(K, free - default_ring(free))
+        return free - topk, topk
+
+    def _require_slots(self, budget: int, L_sink: int, K: int | None) -> None:
+        """Refuse a budget without a slot for each part that is given, and one for the ring."""
+        least = L_sink + _or(self.L_recent, 1) + (K or 0)
+        if budget >= least:
+            return
+        by_default = " (the default, a quarter of L_max)" if self.kv_budget is None else ""
+        ring = "a ring of at least 1" if self.L_recent is None else f"a ring of {self.L_recent}"
+        parts = [f"{L_sink} sinks", ring, *([f"{K} kept positions"] if K else [])]
+        raise UserError(
+            f"--kv-budget {budget}{by_default} is below {least}, the sum of {' and '.join(parts)}",
+            f"use --kv-budget {least} or more, or lower --L-sink, --L-recent or --K",
+        )
+
+    @property
+    def stored_cache_dtype(self) -> CacheDType:
+        """The element type of compressed caches."""
+        return self.graph.cache_dtype or self.dtype
+
+    @property
+    def smaller_batches(self) -> list[int]:
+        """Batch slots of each decode graph for fewer than all."""
+        if self.decode_batches is not None:
+            return sorted(set(self.decode_batches) - {self.batch})
+        if self.graph.data_parallel_attention:  # no rank is idle in a step
+            ranks = self.tensor_parallel
+            return [ranks * slots for slots in _powers_of_4(self.batch // ranks)]
+        # ONNX Runtime rearranges 4-bit weights; there one more copy is worth its memory.
+        if self.copies_weights:
+            return []
+        return _powers_of_4(self.batch)[: 1 if self.holds_integers else None]
+
+    @property
+    def copies_weights(self) -> bool:
+        """Whether each further graph holds a copy of all weights that are no integers.
+
+        ONNX Runtime converts 16-bit weights. All its graphs read one copy of fp32 weights in place.
+        """
+        copies = capabilities(self.target).weights_per_graph or self.dtype != "fp32"
+        return copies and not self.graph.share_weights
+
+    def keeping(self) -> "BuildOptions":
+        """The same with a checkpoint's integers. Raises UserError if other flags forbid it."""
+        graph = replace(self.graph, share_weights=None) if self._shares_by_default else self.graph
+        return replace(self, weights="keep", graph=graph)
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """What the manifest says of the weights."""
+        return None if self.weights == "dequantize" else self.weights
+
+    @property
+    def holds_integers(self) -> bool:
+        """Whether some weights are stored as integers."""
+        return self.weights in ("keep", "int8", "int4")
+
+    def chunk(self, geometry: CacheGeometry) -> int:
+        """C, the tokens of a prefill step. L_max means the single-shot layout."""
+        least = geometry.vote.L_obs if geometry.compresses else 1
+        chunk = _or(self.prefill_chunk, max(least, self._usual_chunk))
+        if not least <= chunk <= self.L_max:
+            raise UserError(
+                f"--prefill-chunk {chunk} is not between {least} and {self.L_max} (--L-max)",
+                f"use a value in between, such as {max(least, min(DEFAULT_CHUNK, self.L_max))}",
+            )
+        require_compatible(vars(self) | geometry.chunk_facts(chunk) | vars(self.graph))
+        self.graph.require_room(chunk, self.L_max)
+        return chunk
+
+    @property
+    def _usual_chunk(self) -> int:
+        return max(1, min(usual_chunk(self.target, self.dtype), self.L_max // 2))
+
+
+def usual_chunk(target: Target, dtype: DType) -> int:
+    """Tokens of a prefill step of long prompts, by what runs the graphs."""
+    found = capabilities(target)
+    on_gpu = found.runs_on_gpu or dtype in found.cuda_dtypes
+    return DEFAULT_CHUNK if on_gpu else CPU_CHUNK
+
+
+GRAPH_FIELDS = tuple(found.name for found in fields(GraphOptions))
+
+CACHE_FIELDS = (
+    *("kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel"),
+    *(*_CHOICES, "head_budget", "head_groups", "mean_queries"),
+)
+
+
+def _or(given: int | None, default: int) -> int:
+    return default if given is None else given
+
+
+def _powers_of_4(limit: int) -> list[int]:
+    """1, 4, 16 ... below the limit, so that a step runs at most 4 times the batch slots in use."""
+    return [4**n for n in range(limit.bit_length()) if 4**n < limit]

@@ -1,0 +1,130 @@
+"""Makes a plan for a request, or a UserError with the least memory that would do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from snapexport.builder import BuildOptions
+from snapexport.builder.plan.alternatives import Alternative, alternatives
+from snapexport.builder.plan.model import PlannedModel, read_model
+from snapexport.builder.plan.recommendation import Recommendation, recommend
+from snapexport.builder.plan.request import PlanRequest, chosen_flags
+from snapexport.contract.exclusions import require_compatible
+from snapexport.contract.sizes import as_flag, spelled
+from snapexport.contract.targets import capabilities
+from snapexport.errors import UserError, flag_of
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All alternatives, and the recommended one."""
+
+    request: PlanRequest
+    model: PlannedModel
+    alternatives: list[Alternative]
+    recommendation: Recommendation
+
+
+def make_plan(request: PlanRequest) -> Plan:
+    """Read the checkpoint's headers and decide. Raises UserError."""
+    model = read_model(
+        request["model"],
+        mtp=bool(request["mtp"]),
+        longrope_for=request["L_max"] if request["longrope"] else None,
+    )
+    options = _with_dtype(request, model).build_options()  # flags that contradict each other
+    if options.mean_queries:
+        from snapexport.builder.mean_queries import MeanQueries  # loads ONNX's libraries
+
+        MeanQueries.read(options.mean_queries).require_model(model.facts)
+    options.graph.require_vocabulary(model.facts.vocab_size)
+    return plan_for(request, model)
+
+
+def plan_for(request: PlanRequest, model: PlannedModel) -> Plan:
+    """Plan for a model whose headers are read. Raises UserError."""
+    request = resolved(request, model)
+    found = alternatives(request, model)
+    recommendation = recommend(request, found)
+    if recommendation is None:
+        raise _nothing_fits(request, model, found)
+    return Plan(request, model, found, recommendation)
+
+
+def resolved(request: PlanRequest, model: PlannedModel) -> PlanRequest:
+    """The request with its dtype. Raises UserError for weights that the model does not have."""
+    if request["weights"] == "fp8" and model.fp8 is None:
+        raise UserError(
+            "--weights fp8 keeps fp8 weights as they are, and the checkpoint has none",
+            "leave it out, or plan for a checkpoint that is published in fp8",
+        )
+    if request["weights"] == "keep" and "keep" not in model.forms:
+        raise UserError(
+            "--weights keep stores integers as the checkpoint has them, and it has none",
+            "leave it out; int8 or int4 round floats to integers",
+        )
+    return _with_kept_integers(_with_dtype(request, model), model)
+
+
+def _with_kept_integers(request: PlanRequest, model: PlannedModel) -> PlanRequest:
+    """The default of a checkpoint with integers, where target and flags let it keep them."""
+    if request["weights"] is not None or "keep" not in model.forms:
+        return request
+    kept = request.with_given(weights="keep")
+    try:
+        target = kept.build_options(batch=1).target
+    except UserError:
+        return request
+    return kept if capabilities(target).keeps(_integers(model)) else request
+
+
+def _integers(model: PlannedModel) -> list[tuple[int, int]]:
+    """(bits, elements) of what the checkpoint has as integers."""
+    forms, experts = model.forms["keep"], model.experts
+    sizes = [(form, prod(size)) for form, size in zip(forms.linear, model.linear, strict=True)]
+    if experts:
+        sizes.append((forms.experts, experts.layers * experts.count * experts.elements))
+    return [(form.bits, size) for form, size in sizes if form]
+
+
+def _with_dtype(request: PlanRequest, model: PlannedModel) -> PlanRequest:
+    """The default dtype on a GPU: the checkpoint's own 16 bits, so that no weight is converted."""
+    target = request["target"] or BuildOptions.target
+    on_gpu = capabilities(target).runs_on_gpu
+    if on_gpu and request["dtype"] is None:
+        return request.with_given(dtype="fp16" if model.stored == "fp16" else "bf16")
+    if not on_gpu:  # the memory is that of the CPU
+        require_compatible({"dtype": request.build_options(batch=1).dtype, "placed_on": "cpu"})
+    return request
+
+
+def _nothing_fits(
+    request: PlanRequest, model: PlannedModel, found: Sequence[Alternative]
+) -> UserError:
+    batch = request["batch"] or 1
+    least = min(found, key=lambda option: option.at(batch).prefill_peak)
+    taken = least.at(batch)
+    ways = [f"--memory {as_flag(taken.prefill_peak)} with {chosen_flags(least.options(batch))}"]
+    ways += _smaller_weights(request, model, taken.prefill_peak)
+    return UserError(
+        f"nothing fits into {spelled(request.memory)}: the least is {spelled(taken.prefill_peak)}, "
+        f"{spelled(taken.weights)} of it weights",
+        "what would: " + "; ".join(ways),
+    )
+
+
+def _smaller_weights(request: PlanRequest, model: PlannedModel, needed: int) -> list[str]:
+    """Other weights or dtypes that need less memory."""
+    batch = request["batch"] or 1
+    ways: list[str] = []
+    smaller = [("weights", "int4"), ("dtype", "fp32"), ("dtype", "bf16")]
+    for field, value in [("weights", "fp8"), *smaller] if model.fp8 else smaller:
+        try:
+            other = request.with_given(**{field: value})
+            found = alternatives(_with_dtype(other, model), model)
+        except UserError:
+            continue  # not supported on this target
+        least = min(option.at(batch).prefill_peak for option in found)
+        if least < needed:
+            ways.append(f"--memory {as_flag(least)} if {flag_of(field)} {value} is added")
+    return ways

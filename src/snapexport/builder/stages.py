@@ -1,0 +1,200 @@
+"""The stages of a build: checkpoint -> traces -> weights -> graphs -> manifest, a function each.
+
+Knows no operator of any target, and not where the build appears.
+"""
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import torch
+
+from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
+from snapexport.builder.layer_inputs import layer_inputs
+from snapexport.builder.progress import Progress
+from snapexport.builder.ranks import place_ranks, write_ranks
+from snapexport.builder.resolved import ResolvedBuild
+from snapexport.contract.build_directory import Build
+from snapexport.contract.graph_kinds import MTP, MTP_PREFILL, VERIFY, graph_of
+from snapexport.contract.manifest import (
+    FORMAT_VERSION,
+    WEIGHTS,
+    GraphEntry,
+    GraphName,
+    Manifest,
+    TraceName,
+)
+from snapexport.contract.targets import capabilities
+from snapexport.contract.verified import Verified
+from snapexport.exporter import fp8, link, mtp, trace, weights
+from snapexport.exporter.batch import with_batch
+from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.integers import choice, told
+from snapexport.exporter.integers.marks import Marking
+from snapexport.exporter.integers.parts import Weight
+from snapexport.exporter.link import Traced
+from snapexport.files.dtypes import BY_FLAG
+from snapexport.graphs.recipe import Recipe
+
+_RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
+
+
+def write_into(
+    directory: Path, resolved: ResolvedBuild, progress: Progress, verified: Verified | None = None
+) -> Build:
+    """Write a whole build into an empty directory. verified: what was compared before."""
+    traces, placed = trace_model(resolved, directory, progress)
+    progress.stage("surgery")
+    graphs, segments = write_graphs(resolved, traces, directory)
+    kept = traces.write(directory) if resolved.options.baseline else {}
+    progress.stage("writing the manifest")
+    manifest = manifest_of(resolved, graphs, segments, kept, placed, directory)
+    manifest.model_copy(update={"verified": verified}).write(directory)
+    return Build.open(directory)
+
+
+def trace_model(
+    resolved: ResolvedBuild, directory: Path, progress: Progress
+) -> tuple[Traces, weights.PlacedWeights]:
+    """Trace all graphs, place the weights in `directory`, and link the traces to them."""
+    options = resolved.options
+    traced = _traced(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
+    checkpoint, traced, integers = _quantized(resolved, traced, progress)
+    read = {tensor for trace in traced.values() for tensor in trace.sources.values()}
+    signed = options.holds_integers and capabilities(options.target).signed_integers
+    for text in told.notes(checkpoint.tensors, read, integers, options.dtype, signed=signed):
+        progress.note(text)
+    progress.stage("placing the weights")
+    if options.tensor_parallel > 1:
+        count, dtype_name = options.tensor_parallel, options.dtype
+        placed, traced = place_ranks(checkpoint, traced, count, dtype_name, directory, progress)
+    else:
+        placed = weights.place(
+            checkpoint,
+            read,
+            options.dtype,
+            directory / WEIGHTS,
+            progress.written,
+            in_fp32=link.tensors_of(ir.DataType.FLOAT, traced.values()),
+            in_fp8=link.tensors_of(ir.DataType.FLOAT8E4M3FN, traced.values()),
+            integers=integers,
+            link=options.link_weights,
+        )
+    progress.stage("tying the graphs to the weights")
+    traces = _linked(resolved, traced, placed)
+    return resolved.mean_queries.stamped(traces) if resolved.mean_queries else traces, placed
+
+
+def _traced(
+    resolved: ResolvedBuild, dtype: torch.dtype, progress: Progress
+) -> dict[GraphName, Traced]:
+    """A trace of each kind of graph that the build has."""
+    decoder, chunk, states = resolved.decoder, resolved.prefill_chunk, resolved.options.graph.mtp
+    ranks = resolved.options.tensor_parallel
+    progress.stage("tracing prefill")
+    models = {
+        f"prefill.c{tokens}": trace.trace_prefill(decoder, dtype, tokens, states, ranks)
+        for tokens in resolved.short_chunks
+    }
+    models["prefill"] = trace.trace_prefill(decoder, dtype, chunk, states, ranks)
+    progress.stage("tracing decode")
+    parallel = resolved.options.graph.data_parallel_attention
+    models["decode"] = trace.trace_decode(decoder, dtype, states, 1, ranks, parallel)
+    if (tokens := resolved.geometry.steps.tokens_per_step) > 1:
+        progress.stage("tracing decode of several tokens")
+        models[VERIFY] = trace.trace_decode(decoder, dtype, states, tokens, ranks)
+    if states:
+        progress.stage("tracing multi-token prediction")
+        models[MTP] = mtp.trace_mtp(decoder, dtype)
+        models[MTP_PREFILL] = mtp.trace_mtp_prefill(decoder, dtype, chunk)
+    return {name: Traced.of(model, decoder) for name, model in models.items()}
+
+
+def _quantized(
+    resolved: ResolvedBuild, traced: dict[GraphName, Traced], progress: Progress
+) -> tuple[Checkpoint, dict[GraphName, Traced], dict[str, Weight]]:
+    """The checkpoint and the traces as `--weights` changes them, and the weights as integers."""
+    checkpoint, options = resolved.checkpoint, resolved.options
+    if options.weights == "fp8":
+        return *fp8.keep(traced, checkpoint, options.dtype), {}
+    if not options.holds_integers:
+        return checkpoint, traced, {}
+    decoder = resolved.decoder
+    target, inputs = capabilities(options.target), layer_inputs(resolved, progress)
+    chosen = choice.of_flag(options.weights, decoder, inputs, signed=target.signed_integers)
+    marking = Marking(checkpoint.tensors, chosen, decoder.embedding, target.integer_experts)
+    return (
+        checkpoint,
+        {name: marking.marked(trace) for name, trace in traced.items()},
+        marking.weights,
+    )
+
+
+def _linked(
+    resolved: ResolvedBuild, traced: dict[str, Traced], placed: weights.PlacedWeights
+) -> Traces:
+    """The traces, tied to the weights: decode's for each number of batch slots."""
+    whole, smaller = resolved.options.batch, resolved.options.smaller_batches
+    models: dict[str, onnx.ModelProto] = {}
+    for name, found in traced.items():
+        kind = graph_of(name).kind
+        batches = [whole] if kind.rows == "batch" else [0]
+        batches += smaller if kind.sized_by == "batch" else []
+        for batch in batches:
+            model = with_batch(found.model, batch) if batch else found.model
+            link.link(model, found.sources, placed.tensors)
+            models[name if batch in (0, whole) else f"{name}.{batch}"] = ir.to_proto(model)
+    return Traces(models, resolved.prefill_chunk)
+
+
+def write_graphs(
+    resolved: ResolvedBuild, traces: Traces, directory: Path
+) -> tuple[dict[GraphName, GraphEntry], dict[GraphName, list[GraphEntry]]]:
+    """Make the graphs by surgery, and write everything but the manifest: graphs and segments."""
+    for name, text in resolved.texts.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(text)
+    options = resolved.options
+    graphs = finished_graphs(
+        traces,
+        Recipe(resolved.geometry, options.target, options.graph),
+        prefill_capacities=resolved.prefill_capacities,
+        baseline=options.baseline,
+    )
+    if options.tensor_parallel > 1:
+        return write_ranks(graphs, options.target, options.tensor_parallel, directory)
+    return {name: write_graph(name, model, directory) for name, model in graphs.items()}, {}
+
+
+def manifest_of(
+    resolved: ResolvedBuild,
+    graphs: dict[GraphName, GraphEntry],
+    segments: dict[GraphName, list[GraphEntry]],
+    traces: dict[TraceName, GraphEntry],
+    placed: weights.PlacedWeights,
+    directory: Path,
+) -> Manifest:
+    """The build's manifest."""
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        model=resolved.model,
+        geometry=resolved.geometry,
+        batch=resolved.options.batch,
+        prefill_chunk=resolved.prefill_chunk,
+        dtype=resolved.options.dtype,
+        quantization=resolved.options.quantization,
+        target=resolved.options.target,
+        graph_options=resolved.options.graph,
+        graphs=graphs,
+        traces=traces,
+        tensor_parallel=resolved.options.tensor_parallel,
+        segments=segments,
+        weights=placed.describe(directory),
+        linked_weights=placed.linked,
+        engines={},
+        versions={"python": platform.python_version()} | {n: version(n) for n in _RECORDED},
+        matrices=told.matrices(placed.tensors, placed.integers),
+        bits_per_weight=told.bits_per_weight(placed.tensors, placed.integers),
+    )
