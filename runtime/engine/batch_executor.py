@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from snapexport.contract.pieces import Piece
 from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.followers.follower import Drafts
 from snapexport.runtime.engine.graph_set import Role
@@ -11,7 +12,6 @@ from snapexport.runtime.engine.parking import Parking
 from snapexport.runtime.engine.predictions import Prediction, Predictions
 from snapexport.runtime.engine.prompt_cache import PromptCache
 from snapexport.runtime.engine.rows import Rows
-from snapexport.runtime.requests.pieces import Piece
 
 
 class BatchExecutor(Protocol):

@@ -15,6 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from snapexport.contract.manifest import Manifest
+from snapexport.contract.pieces import FurtherWork, Piece, pieces_of
 from snapexport.errors import UserError
 from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.backend import Buffers, DeviceError, GraphBackend
@@ -32,7 +33,6 @@ from snapexport.runtime.engine.rows import Rows, digest_of
 from snapexport.runtime.engine.slot_rows import SlotRows
 from snapexport.runtime.engine.takers.table import TAKERS
 from snapexport.runtime.engine.takers.taker import MakeTaker, Refills, Taker
-from snapexport.runtime.requests.pieces import FurtherWork, Piece, pieces_of
 
 _ALL_ROWS = SlotRows()
 

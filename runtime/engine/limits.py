@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import Manifest
+from snapexport.contract.pieces import FurtherWork, Prefill, PseudoTokens, Repetition
 from snapexport.runtime.engine.graph_set import PrefillForm
-from snapexport.runtime.requests.pieces import FurtherWork, Prefill, PseudoTokens, Repetition
 
 
 @dataclass(frozen=True, slots=True)

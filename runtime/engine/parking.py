@@ -1,8 +1,8 @@
 """Copies a prompt's row to the host, and goes on from it: for the next turn, or a long output."""
 
+from snapexport.contract.pieces import Piece
 from snapexport.runtime.engine.rows import Row, Rows
 from snapexport.runtime.engine.takers.taker import Resumes, Takers
-from snapexport.runtime.requests.pieces import Piece
 
 
 class Parking:

@@ -3,6 +3,7 @@
 Knows no request: sampling.py chooses tokens.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -55,6 +56,14 @@ class Prediction:
     def likeliest(self) -> int:
         """The likeliest token; of equal ones the lowest."""
         return int(self.top_tokens.tokens[0] if self.top_tokens else self.logits.argmax())
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether a token can be chosen: some logit is finite, and none is NaN or +inf."""
+        if self.top_tokens:
+            return math.isfinite(self.top_tokens.log_normalizer)
+        logits = self.logits
+        return bool(np.isfinite(logits[np.argmax(logits)]))  # argmax finds a NaN before any number
 
     def copied(self) -> "Prediction":
         """The same in memory of its own, which later runs leave alone."""

@@ -22,7 +22,6 @@ from snapexport.runtime.requests.request import (
     TokenLogprobs,
 )
 from snapexport.runtime.requests.sampling import (
-    can_sample,
     generator,
     graph_temperature,
     logprobs,
@@ -124,12 +123,12 @@ class Generation:
 
     def advance(self, prediction: Prediction) -> OutputDelta:
         """Choose the next token. Logits that are not finite end the request with "error"."""
-        if not can_sample(prediction):
+        if not prediction.is_finite:
             return OutputDelta(self.request_id, self._text.finish(), (), "error")
         if self._continuation:
             return self._follow(prediction)
         changed = processed(prediction, self._processors)
-        if changed is not prediction and not can_sample(changed):
+        if changed is not prediction and not changed.is_finite:
             return OutputDelta(self.request_id, self._text.finish(), (), "error")
         token = sample(changed, self._params, self._rng)
         return self._add(token, self._logprobs(prediction, token))

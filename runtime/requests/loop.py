@@ -12,6 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from snapexport.contract.exclusions import require_compatible
+from snapexport.contract.pieces import Piece, pieces
 from snapexport.errors import UserError
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.predictions import Prediction, Predictions
@@ -21,9 +22,7 @@ from snapexport.runtime.requests.drafters.speculation import Speculation
 from snapexport.runtime.requests.generation import Generation
 from snapexport.runtime.requests.parked_row import ParkedRow
 from snapexport.runtime.requests.parked_rows import ParkedRows
-from snapexport.runtime.requests.pieces import Piece, pieces
 from snapexport.runtime.requests.request import OutputDelta, Request
-from snapexport.runtime.requests.sampling import can_sample
 from snapexport.runtime.requests.scheduler import Schedule, Scheduler, Work
 
 
@@ -281,7 +280,7 @@ class Loop:
         is_prompt = live.cached_token_ids is live.prompt_token_ids
         live.prefilled = max(live.prefilled, min(piece.end, len(live.prompt_token_ids)))
         # A broken piece ends its request now: a later cancel would leave its NaN in the caches.
-        if (piece.is_last and not is_beginning) or not can_sample(prediction):
+        if (piece.is_last and not is_beginning) or not prediction.is_finite:
             delta = self._sample(work.request_id, work.slot, prediction)
             return [replace(delta, cached_tokens=live.cached_tokens if is_prompt else 0)]
         return []
@@ -293,7 +292,7 @@ class Loop:
             parking.resume(work.slot, live.begins_with)
         tokens = live.cached_token_ids
         prediction = self._executor.take(work.slot, tokens, piece, live.temperature)
-        if piece.is_last and self._keeps_row_of(live) and can_sample(prediction):
+        if piece.is_last and self._keeps_row_of(live) and prediction.is_finite:
             assert parking, "rows are kept only where they can be extended"
             self._keep(live, parking.park(work.slot, piece))
         return prediction

@@ -4,7 +4,6 @@ Pure functions of one request's prediction and its own generator: neighbours cha
 prediction has top tokens and they are enough, the logits are not read, and the token is the same.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,14 +38,6 @@ def graph_temperature(params: SamplingParams) -> float:
     """Return the temperature for a graph's input. A greedy request does not use it."""
     least, most = _SAFE
     return min(max(params.temperature, least), most) if params.temperature else 1.0
-
-
-def can_sample(prediction: Prediction) -> bool:
-    """Whether a token can be chosen: some logit is finite, and none is NaN or +inf."""
-    if prediction.top_tokens:
-        return math.isfinite(prediction.top_tokens.log_normalizer)
-    logits = prediction.logits
-    return bool(np.isfinite(logits[np.argmax(logits)]))  # argmax finds a NaN before any number
 
 
 def sample(prediction: Prediction, params: SamplingParams, rng: np.random.Generator) -> int:

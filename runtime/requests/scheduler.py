@@ -31,8 +31,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from snapexport.contract.pieces import Piece
 from snapexport.errors import UserError
-from snapexport.runtime.requests.pieces import Piece
 
 
 @dataclass(frozen=True, slots=True)

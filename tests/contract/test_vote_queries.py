@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from snapexport.contract.pieces import pieces_of
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.pieces import pieces_of
 from snapexport.runtime.requests.prompts import PromptTooLongError
 from tests.oracle import cases
 from tests.oracle.cases import Case

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.pieces import BLOCK, Piece, pieces_of
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.requests.pieces import BLOCK, Piece, pieces_of
 
 from . import cases, masked
 from .cases import LOGITS, Case

@@ -12,13 +12,14 @@ import torch
 
 from snapexport.cli.app import main
 from snapexport.contract.exclusions import require_compatible
+from snapexport.contract.pieces import CHUNK, OVERLAP, pieces_of, repeated_starts
 from snapexport.contract.vote import Vote
 from snapexport.errors import UserError
 from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.runtime.engine.open_executor import open_executor
+from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.engine.takers.repetition import repeated_chunk
 from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.pieces import CHUNK, OVERLAP, pieces_of, repeated_starts
 from tests.oracle import cases, masked, pseudo
 from tests.oracle.cases import LOGITS, Case
 from tests.oracle.masked import OracleRun
@@ -118,8 +119,7 @@ def test_int8_cache_votes_by_the_tokens_that_it_would_have_said() -> None:
 def test_prompts_own_queries_vote_where_logits_are_not_finite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module = "snapexport.runtime.engine.takers.pseudo_tokens"
-    monkeypatch.setattr(f"{module}.can_sample", lambda _: False)
+    monkeypatch.setattr(Prediction, "is_finite", False)
     plain, own = opened(PLAIN), opened(PSEUDO)
     for executor in plain, own:
         executor.prefill_prompt(0, cases.prompt(88))

@@ -13,6 +13,7 @@ import pytest
 
 from snapexport import LLM, SamplingParams
 from snapexport.contract.build_directory import Build
+from snapexport.contract.pieces import CHUNK, Piece
 from snapexport.runtime.engine import executor
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.followers.follower import SlotFollower, Step
@@ -28,7 +29,6 @@ from snapexport.runtime.requests.drafters.drafter import Draft, Drafter, StepInp
 from snapexport.runtime.requests.drafters.payoff import Payoff
 from snapexport.runtime.requests.drafters.table import DRAFTERS
 from snapexport.runtime.requests.generation import Generation
-from snapexport.runtime.requests.pieces import CHUNK, Piece
 from tests.oracle import cases
 from tests.oracle.cases import Case, build_of
 

@@ -6,10 +6,10 @@ those that concern it; `table.py` lists the built-in ones.
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from snapexport.contract.pieces import Piece
 from snapexport.runtime.arrays import Integers
 from snapexport.runtime.engine.backend import Buffer
 from snapexport.runtime.engine.bound_graph import HostArrays
-from snapexport.runtime.requests.pieces import Piece
 
 
 class Step(NamedTuple):

@@ -17,6 +17,7 @@ import numpy as np
 from snapexport.contract import names
 from snapexport.contract.graph_kinds import MTP, MTP_PREFILL
 from snapexport.contract.manifest import Manifest, TensorSpec
+from snapexport.contract.pieces import Piece
 from snapexport.runtime.arrays import Integers
 from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate, write_tokens
@@ -24,7 +25,6 @@ from snapexport.runtime.engine.fill_slot import new_row
 from snapexport.runtime.engine.followers.follower import NO_DRAFT, SlotFollower, Step
 from snapexport.runtime.engine.loaded import Loaded
 from snapexport.runtime.engine.predictions import Predictions
-from snapexport.runtime.requests.pieces import Piece
 
 _BY_STEPS = 4
 """Missing rows of a batch slot that steps write, each of them for all batch slots. More are written

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry, Manifest, TensorSpec
+from snapexport.contract.pieces import Piece
 from snapexport.runtime.engine.backend import Buffer, Buffers
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate, write_tokens
 from snapexport.runtime.engine.loaded import Loaded
 from snapexport.runtime.engine.predictions import FIRST, Prediction, Predictions
 from snapexport.runtime.engine.rows import Row
 from snapexport.runtime.engine.takers.taker import Takers
-from snapexport.runtime.requests.pieces import Piece
 
 
 class Blocks:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from snapexport.contract import names
 from snapexport.contract.graph_kinds import PREFILL_SPARSE, graph_of
 from snapexport.contract.manifest import GraphEntry, GraphName
+from snapexport.contract.pieces import Piece
 from snapexport.runtime.engine.backend import Buffer, Buffers
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate, write_tokens
 from snapexport.runtime.engine.fill_slot import FillByCopy, FillByGraph, FillSlot
@@ -22,7 +23,6 @@ from snapexport.runtime.engine.predictions import FIRST, Prediction, Predictions
 from snapexport.runtime.engine.prompt_cache import PromptCache
 from snapexport.runtime.engine.takers.single_shot import SingleShot
 from snapexport.runtime.engine.takers.taker import Takers
-from snapexport.runtime.requests.pieces import Piece
 
 
 class Chunks:

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from snapexport.contract.pieces import CHUNK, Piece
 from snapexport.runtime.engine.backend import Buffer
 from snapexport.runtime.engine.loaded import Loaded
 from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.engine.takers.chunks import Chunks
 from snapexport.runtime.engine.takers.taker import Takers
-from snapexport.runtime.requests.pieces import CHUNK, Piece
-from snapexport.runtime.requests.sampling import can_sample
 
 
 class PseudoTokens:
@@ -60,7 +59,7 @@ class PseudoTokens:
         """
         tokens: list[int] = []
         prediction = first
-        while can_sample(prediction):
+        while prediction.is_finite:
             tokens.append(prediction.likeliest)
             if len(tokens) == self._count:
                 return tokens

@@ -10,14 +10,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from snapexport.contract import names
+from snapexport.contract.pieces import CHUNK, Piece
 from snapexport.runtime.engine.backend import Buffer, Buffers
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
 from snapexport.runtime.engine.loaded import Loaded
 from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.engine.takers.chunks import Chunks
 from snapexport.runtime.engine.takers.taker import Takers
-from snapexport.runtime.requests.pieces import CHUNK, Piece
-from snapexport.runtime.requests.sampling import can_sample
 
 
 class Repetition:
@@ -61,7 +60,7 @@ class Repetition:
             self._forget()
         tokens = repeated_chunk(prompt, self._chunk, piece.start)
         prediction = self._chunks.append(prompt, tokens, whole_cache=True)
-        if not can_sample(prediction):
+        if not prediction.is_finite:
             return prediction
         self._add_votes(len(prompt))
         if piece.is_last:

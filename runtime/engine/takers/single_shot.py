@@ -6,13 +6,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from snapexport.contract import names
+from snapexport.contract.pieces import Piece
 from snapexport.runtime.engine.backend import Buffer, Buffers
 from snapexport.runtime.engine.bound_graph import write_tokens
 from snapexport.runtime.engine.fill_slot import FillByGraph
 from snapexport.runtime.engine.kept_positions import slot_positions
 from snapexport.runtime.engine.loaded import Loaded
 from snapexport.runtime.engine.predictions import FIRST, Prediction, Predictions
-from snapexport.runtime.requests.pieces import Piece
 
 
 class SingleShot:

@@ -9,12 +9,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
+from snapexport.contract.pieces import Piece
 from snapexport.runtime.engine.backend import Buffer, Buffers
 from snapexport.runtime.engine.loaded import Loaded
 from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.engine.prompt_cache import PromptCache
 from snapexport.runtime.engine.rows import Row
-from snapexport.runtime.requests.pieces import Piece
 
 
 class Taker(Protocol):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from snapexport.contract.pieces import pieces_of
 from snapexport.runtime.engine.batch_executor import BatchExecutor
-from snapexport.runtime.requests.pieces import pieces_of
 
 _STEPS = 3
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from snapexport import LLM, SamplingParams
 from snapexport.contract.manifest import TensorSpec
+from snapexport.contract.pieces import Piece, Prefill, pieces
 from snapexport.errors import UserError
 from snapexport.runtime.engine.rows import Row, host_buffer
 from snapexport.runtime.requests.parked_row import ParkedRow
 from snapexport.runtime.requests.parked_rows import ParkedRows
-from snapexport.runtime.requests.pieces import Piece, Prefill, pieces
 from tests.oracle import cases, turns
 from tests.oracle.cases import Case
 from tests.oracle.checkpoints import VOCABULARY

@@ -10,10 +10,10 @@ import pytest
 from snapexport import LLM, SamplingParams
 from snapexport.builder import BuildOptions, build
 from snapexport.builder.prefill_sizes import short_chunks
+from snapexport.contract.pieces import Prefill, pieces, pieces_of
 from snapexport.errors import UserError
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.requests.pieces import Prefill, pieces, pieces_of
 from tests.facts import model_facts
 from tests.oracle import cases
 from tests.oracle.cases import Case, build_of

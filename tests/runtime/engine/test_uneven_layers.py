@@ -11,10 +11,10 @@ import torch
 
 from snapexport.builder import BuildOptions
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.pieces import pieces
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.engine.rows import Row
-from snapexport.runtime.requests.pieces import pieces
 from tests.graphs.layered import MODELS, Layered, build
 from tests.graphs.layered_answer import Answer, answer, clear_prompt
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import names
+from snapexport.contract.pieces import Piece, Prefill
 from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.bound_graph import HostArrays
 from snapexport.runtime.engine.executor import Executor
@@ -20,7 +21,6 @@ from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.predictions import Logits, Prediction, Predictions
 from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.pieces import Piece, Prefill
 from snapexport.runtime.requests.request import OutputDelta
 
 

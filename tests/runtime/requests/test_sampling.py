@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.requests.request import SamplingParams
-from snapexport.runtime.requests.sampling import _draw, can_sample, choices, generator, sample
+from snapexport.runtime.requests.sampling import _draw, choices, generator, sample
 
 VOCABULARY = 97
 MANY = 1000
@@ -115,16 +115,16 @@ def test_tokens_come_as_often_as_their_probability_says() -> None:
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_a_nan_or_infinite_logit_allows_no_choice(broken: float) -> None:
     logits = logits_of(0)
-    assert can_sample(predicted(logits))
+    assert predicted(logits).is_finite
     logits[5] = broken
-    assert not can_sample(predicted(logits))
+    assert not predicted(logits).is_finite
 
 
 def test_masked_tokens_allow_no_choice_only_if_all_are_masked() -> None:
     logits = np.full(VOCABULARY, -np.inf, np.float32)
-    assert not can_sample(predicted(logits))
+    assert not predicted(logits).is_finite
     logits[5] = -3.0
-    assert can_sample(predicted(logits))
+    assert predicted(logits).is_finite
 
 
 def test_masked_tokens_are_never_drawn() -> None:

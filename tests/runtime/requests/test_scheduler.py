@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snapexport.contract.pieces import Piece, Prefill, PseudoTokens, pieces
 from snapexport.errors import UserError
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.predictions import Prediction
-from snapexport.runtime.requests.pieces import Piece, Prefill, PseudoTokens, pieces
 from snapexport.runtime.requests.scheduler import Schedule, Scheduler, Work
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 

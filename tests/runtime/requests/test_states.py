@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from snapexport import LLM, SamplingParams
+from snapexport.contract.pieces import pieces_of
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.requests.pieces import pieces_of
 from tests.oracle import cases
 from tests.oracle.cases import Case, build_of
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from snapexport.runtime.engine.predictions import Prediction, TopTokens
 from snapexport.runtime.requests.request import SamplingParams
-from snapexport.runtime.requests.sampling import can_sample, generator, graph_temperature, sample
+from snapexport.runtime.requests.sampling import generator, graph_temperature, sample
 
 VOCABULARY = 1000
 Logits = NDArray[np.float32]
@@ -44,7 +44,7 @@ def top_tokens_of(logits: Logits, count: int, params: SamplingParams) -> TopToke
 def token_without_logits(logits: Logits, count: int, params: SamplingParams) -> int:
     """Raises if they are read."""
     prediction = Prediction(no_logits, top_tokens_of(logits, count, params))
-    assert can_sample(prediction)
+    assert prediction.is_finite
     return sample(prediction, params, generator(params))
 
 
@@ -124,7 +124,7 @@ def test_a_normalizer_within_rounding_of_the_decision_is_not_used() -> None:
 def test_a_nan_or_infinite_normalizer_allows_no_choice(normalizer: float) -> None:
     logits = logits_of(0)
     given = TopTokens(np.arange(3), logits[:3], normalizer)
-    assert not can_sample(Prediction(no_logits, given))
+    assert not Prediction(no_logits, given).is_finite
 
 
 def test_logits_are_fetched_once() -> None:

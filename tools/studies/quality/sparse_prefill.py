@@ -34,6 +34,7 @@ from tokenizers import Tokenizer
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kinds import PREFILL_SPARSE
+from snapexport.contract.pieces import CHUNK
 from snapexport.measure.eval.documents import read_documents
 from snapexport.measure.eval.haystack import Draws, listed
 from snapexport.measure.eval.sample import most
@@ -44,7 +45,6 @@ from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.engine.openvino_options import Precision
 from snapexport.runtime.engine.takers.chunks import Chunks
 from snapexport.runtime.openvino.backend import OpenVinoBackend
-from snapexport.runtime.requests.pieces import CHUNK
 from snapexport.runtime.requests.prompts import load_tokenizer
 from snapexport.runtime.requests.sampling import log_softmax
 

@@ -22,6 +22,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.pieces import pieces, pieces_of
 from snapexport.contract.slots import Slots
 from snapexport.contract.targets import Target, capabilities
 from snapexport.contract.vote import Vote
@@ -29,7 +30,6 @@ from snapexport.exporter import architectures
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.graph_set import PrefillForm
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.requests.pieces import pieces, pieces_of
 
 Logits = NDArray[np.float32]
 

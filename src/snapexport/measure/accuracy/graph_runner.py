@@ -14,12 +14,12 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kinds import PREFILL_SPARSE
 from snapexport.contract.manifest import GraphEntry, GraphName
+from snapexport.contract.pieces import chunks, repeated_starts
 from snapexport.exporter.tensor_file import NUMPY_DTYPE
 from snapexport.measure.accuracy.graph_loader import GraphLoader, Infer, on_onnxruntime
 from snapexport.measure.accuracy.sequence import Array, Feed, SequenceRunner
 from snapexport.runtime.engine.followers.slot_positions import SlotPositions
 from snapexport.runtime.engine.takers.repetition import repeated_chunk
-from snapexport.runtime.requests.pieces import chunks, repeated_starts
 
 
 class GraphRunner(SequenceRunner):

@@ -3,12 +3,12 @@
 Each system's chunk, decode step and compress step are timed once; the rest is counted.
 """
 
+from snapexport.contract.pieces import pieces_of
 from snapexport.measure.bench.speed import Plan
 from snapexport.measure.bench.systems import SystemSpec
 from snapexport.measure.bench.turns import SHORT
 from snapexport.measure.pace import Estimate, chunk_seconds, seconds, step_seconds
 from snapexport.runtime.engine.batch_executor import BatchExecutor
-from snapexport.runtime.requests.pieces import pieces_of
 
 
 def estimate(plan: Plan) -> Estimate:

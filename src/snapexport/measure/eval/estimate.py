@@ -10,12 +10,12 @@ from snapexport.contract import names
 from snapexport.contract.interface import graph_specs
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import planned_bytes, weights_bytes
+from snapexport.contract.pieces import repeated_starts
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.open_graphs import OpenGraphs
 from snapexport.measure.eval.systems import System
 from snapexport.measure.pace import Estimate, chunk_seconds, step_seconds
 from snapexport.measure.pace import seconds as seconds_of
-from snapexport.runtime.requests.pieces import repeated_starts
 
 
 def estimate(grid: Grid) -> Estimate:

@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 
 from snapexport.contract.build_directory import Build
+from snapexport.contract.pieces import CHUNK, Piece
 from snapexport.measure.bench.costs import Costs
 from snapexport.measure.bench.tables import Column, Table
 from snapexport.measure.bench.turns import Case, Row, alone, clocked, rounded
 from snapexport.runtime.engine.executor import Executor
-from snapexport.runtime.requests.pieces import CHUNK, Piece
 from tools.studies.speed.filled import fill_prompt
 from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
