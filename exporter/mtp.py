@@ -18,6 +18,7 @@ from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.mtp_layer import decoder_of_layer, put_layer
 from snapexport.exporter.skeleton import skeleton
 from snapexport.exporter.trace import SLOT_AXES, SLOTS, Step, export
+from snapexport.methods.mtp.spec import NEXT_HIDDEN_STATES
 
 
 class _Step(Step):
@@ -76,6 +77,6 @@ def _trace(decoder: Decoder, dtype: torch.dtype, chunk: int | None) -> ir.Model:
         positions = torch.empty((1,) if chunk else (rows, 1), dtype=torch.int64)
         inputs = {names.INPUT_IDS: ids, position: positions, names.HIDDEN_STATES: states}
         step = (_Chunk if chunk else _Step)(model, alone, True).eval()
-        outputs = [names.NEXT_HIDDEN_STATES]
+        outputs = [NEXT_HIDDEN_STATES]
         outputs = outputs if chunk else [names.LOGITS, *outputs]
         return export(step, inputs, outputs, None if chunk else dict.fromkeys(inputs, SLOT_AXES))

@@ -4,22 +4,20 @@ Chunked prefill compresses in a graph of its own, compress.onnx; single-shot pre
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.layer_geometry import LayerGeometry
-from snapexport.graphs.functions.calibrated_votes import calibrated_votes
-from snapexport.graphs.functions.repetition import select_voted
+from snapexport.contract.slots import LayerGeometry
+from snapexport.graphs.functions.select_voted import select_voted
 from snapexport.graphs.functions.snapkv_select import snapkv_select
 from snapexport.graphs.functions.snapstream_gather import SNAPSTREAM_GATHER
 from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, TRACE_DOMAIN
 from snapexport.graphs.passes.base import call, fresh, node
 from snapexport.graphs.passes.cache import cache_like, of_heads, query_heads
-from snapexport.graphs.passes.mean_query import MeanQuery
 from snapexport.graphs.passes.storage import Prompt, Storage
 
 
@@ -40,8 +38,7 @@ class PromptStates:
     """Inputs of a layer's compression: query_window [1,H,W,D], key and value [1,Hkv,T,D].
 
     latent: key and value are the two parts of what the queries score. sharing: ranks that have some
-    query heads each, and keep the same positions. votes: float32 [1,Hkv,T], of a repeated prompt,
-    where these decide and not the window. mean: the mean query of texts, where that decides.
+    query heads each, and keep the same positions. scorer: what decides in the window's place.
     """
 
     query_window: gs.Tensor
@@ -50,8 +47,7 @@ class PromptStates:
     prompt_length: gs.Tensor
     latent: bool = False
     sharing: int = 1
-    votes: gs.Tensor | None = None
-    mean: MeanQuery | None = None
+    scorer: "Scorer | None" = None
 
     def of(self, graph: gs.Graph, heads: tuple[int, ...] | None) -> "PromptStates":
         """The part of some KV heads; None: of all."""
@@ -64,6 +60,37 @@ class PromptStates:
             key=of_heads(graph, self.key, heads),
             value=of_heads(graph, self.value, heads),
         )
+
+
+class Scorer(Protocol):
+    """Scores a layer's positions in the place of the window's vote."""
+
+    def votes(self, graph: gs.Graph, states: PromptStates, layout: LayerGeometry) -> gs.Tensor:
+        """Append the votes, float32 [1,Hkv,T]."""
+
+
+class Voting:
+    """Decides on the kept positions in one graph of compression: by the window of queries.
+
+    A method that is about who votes overrides both.
+    """
+
+    def __init__(self, graph: gs.Graph, geometry: CacheGeometry, tokens: int) -> None:
+        """tokens: of the trace's chunk."""
+        self.graph, self.geometry, self.tokens = graph, geometry, tokens
+
+    def scorer(
+        self, layer: int, marker: gs.Node, query: gs.Tensor, length: gs.Tensor
+    ) -> Scorer | None:
+        """What decides in a layer that keeps voted positions; None: the window.
+
+        query: of the marker, [1,H,C,D]. length: of the prompt so far, int64 [1].
+        """
+        return None
+
+    def inputs(self, states: PromptStates) -> list[gs.Tensor]:
+        """What a layer's compress step takes to decide."""
+        return [states.query_window]
 
 
 def sharing(graph: gs.Graph, *, latent: bool) -> int:
@@ -126,14 +153,9 @@ def select(
     if layout.K == 0:
         return gs.Constant(fresh(graph, "no_positions"), np.zeros(shape, np.int64))
     positions = gs.Variable(name, np.int64, shape)
-    sizes = {"K": [layout.K], "pool_kernel": [1, geometry.vote.pool_kernel], **_window(layout)}
-    votes = states.votes
-    if mean := states.mean:
-        inputs = [mean.query, mean.excess, states.key, states.prompt_length]
-        votes = gs.Variable(fresh(graph, "votes"), np.float32, states.key.shape[:3])
-        function = calibrated_votes(mean.interleaved)
-        call(graph, function, inputs, [votes], K=[layout.K], **_window(layout))
-    if votes is not None:
+    sizes = {"K": [layout.K], "pool_kernel": [1, geometry.vote.pool_kernel], **window_of(layout)}
+    if states.scorer is not None:
+        votes = states.scorer.votes(graph, states, layout)
         function = select_voted(geometry.vote.options, geometry.vote.pool_kernel)
         call(graph, function, [votes, states.prompt_length], [positions], **sizes)
         return positions
@@ -166,5 +188,6 @@ def scored(graph: gs.Graph, states: PromptStates) -> gs.Tensor:
     return node(graph, "Concat", [states.key, states.value], [both], axis=-1)[0]
 
 
-def _window(layout: LayerGeometry) -> dict[str, int]:
+def window_of(layout: LayerGeometry) -> dict[str, int]:
+    """The attributes of a vote by which it knows the eligible positions."""
     return {"L_sink": layout.L_sink, "L_recent": layout.L_recent}

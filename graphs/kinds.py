@@ -1,141 +1,70 @@
 """The table of how surgery makes each kind of graph: the graph it starts from, and its passes.
 
-What a kind is called, takes and gives is in `contract/graph_kinds.py`, by the same names.
+What a kind is called, takes and gives is in `contract/graph_kinds.py`, by the same names. A cache
+method brings its own kinds, and passes before and after those that give a graph its caches.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import onnx_graphsurgeon as gs
 
-from snapexport.contract.names import CHUNK_LENGTH, HIDDEN_STATES, PROMPT_LENGTH
-from snapexport.graphs.compress import compress_graph, vote_graph
-from snapexport.graphs.passes.base import Pass, graph_input
+from snapexport.graphs.compress import compress_graph
+from snapexport.graphs.method import surgeries
+from snapexport.graphs.passes.base import Pass
 from snapexport.graphs.passes.batch_parallel import BatchParallel
 from snapexport.graphs.passes.decode_cache import DecodeCache
 from snapexport.graphs.passes.decode_queries import DecodeQueries
-from snapexport.graphs.passes.draft_ring import DraftRing, FilledRing
-from snapexport.graphs.passes.extend_cache import ExtendCache, taken_tokens
-from snapexport.graphs.passes.head_groups import HeadGroups
 from snapexport.graphs.passes.latents import Latents
-from snapexport.graphs.passes.prefill_cache import PrefillCache, QueryWindows
-from snapexport.graphs.passes.recurrent_states import RecurrentStates
+from snapexport.graphs.passes.prefill_cache import PrefillCache
 from snapexport.graphs.passes.single_shot import SingleShot
-from snapexport.graphs.passes.sparse_prefill import SparsePrefillCache
-from snapexport.graphs.passes.top_tokens import TopTokens
-from snapexport.graphs.recipe import Recipe
+from snapexport.graphs.recipe import GraphSurgery, Recipe, Size
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """tokens: of a row of the trace. capacity: positions of a full-length cache."""
-
-    tokens: int
-    capacity: int
-
-
-def _of_trace(traced: gs.Graph, recipe: Recipe) -> gs.Graph:
-    """A trace, without the hidden states where no graph takes them: a build may derive others."""
-    if not recipe.options.mtp:
-        traced.outputs = [output for output in traced.outputs if output.name != HIDDEN_STATES]
-    return traced
-
-
-@dataclass(frozen=True, slots=True)
-class GraphSurgery:
-    """How one kind is made. passes: of the policy, in order; the target's follow.
-
-    start: the graph that they change, of an imported trace.
-    """
-
-    passes: Callable[[Recipe, Size], Sequence[Pass]]
-    start: Callable[[gs.Graph, Recipe], gs.Graph] = _of_trace
-
-
-def _prefill(recipe: Recipe, size: Size) -> list[Pass]:
-    geometry = recipe.geometry
-    if geometry.is_single_shot(size.tokens):
-        shot = SingleShot(geometry, recipe.options)
-        states = RecurrentStates(partial(graph_input, name=PROMPT_LENGTH), begins=True)
-        return [Latents(), shot, states, *_sampling(recipe)]
-    voting = geometry.compresses and geometry.voters != "calibrated"
-    windows = [QueryWindows(geometry.vote.L_obs, recipe.before_rope)] if voting else []
+def _prefill(recipe: Recipe, size: Size) -> Sequence[Pass]:
+    if recipe.geometry.is_single_shot(size.tokens):
+        return (SingleShot(recipe.geometry, recipe.options),)
     options = recipe.options.of_prompt_cache()
-    caches = PrefillCache(geometry.slots, size.capacity, options)
-    states = RecurrentStates(partial(graph_input, name=CHUNK_LENGTH))
-    return [Latents(), caches, *windows, states, *_sampling(recipe)]
+    return (PrefillCache(recipe.geometry.slots, size.capacity, options),)
 
 
-def _prefill_sparse(recipe: Recipe, size: Size) -> list[Pass]:
-    sparse = recipe.options.sparse_prefill(size.tokens)
-    assert sparse, "the kind is built where there is a budget"
-    options = recipe.options.of_prompt_cache()
-    return [SparsePrefillCache(recipe.geometry.slots, size.capacity, options, sparse)]
-
-
-def _extend(recipe: Recipe, size: Size) -> list[Pass]:
-    extend = ExtendCache(recipe.geometry, recipe.options)
-    geometry = recipe.geometry  # a short chunk may have as many voters as a whole one
-    voters = geometry.vote.L_obs if geometry.votes else 0
-    states = RecurrentStates(taken_tokens, voters=voters)
-    return [Latents(), *_split(recipe), extend, states, *_sampling(recipe)]
-
-
-def _decode(recipe: Recipe, size: Size) -> list[Pass]:
-    passes: list[Pass] = [BatchParallel()] if recipe.options.data_parallel_attention else []
-    passes += [Latents(), *_split(recipe), DecodeCache(recipe.geometry, recipe.options)]
-    passes.append(RecurrentStates())
-    passes += [DecodeQueries()] if recipe.with_queries else []
-    return passes + _sampling(recipe)
-
-
-def _mtp(recipe: Recipe, size: Size) -> list[Pass]:
-    ring = DraftRing(recipe.geometry.draft_ring, recipe.options)
-    return [Latents(), ring, *_sampling(recipe)]
-
-
-def _mtp_prefill(recipe: Recipe, size: Size) -> list[Pass]:
-    return [Latents(absorb=True), FilledRing(recipe.geometry.draft_ring, recipe.options)]
-
-
-def _nothing(recipe: Recipe, size: Size) -> list[Pass]:
-    return []
-
-
-def _split(recipe: Recipe) -> list[Pass]:
-    return [HeadGroups(recipe.geometry)] if recipe.geometry.slots.head_groups else []
-
-
-def _sampling(recipe: Recipe) -> list[Pass]:
-    return [TopTokens(recipe.options.top_tokens)] if recipe.options.top_tokens else []
+def decode_caches(recipe: Recipe, size: Size) -> Sequence[Pass]:
+    """The passes that give decode its caches."""
+    own = (method.places for method in surgeries(recipe) if method.places)
+    passes: list[Pass] = [DecodeCache(recipe.geometry, recipe.options, next(own, None))]
+    return [*passes, DecodeQueries()] if recipe.with_queries else passes
 
 
 def _compress_step(prefill: gs.Graph, recipe: Recipe) -> gs.Graph:
-    """Prefill's trace is read for its shapes alone."""
+    """Prefill's trace is only read for its shapes."""
     Latents(absorb=True).apply(prefill)
-    return compress_graph(prefill, recipe.geometry, recipe.options)
+    return compress_graph(prefill, recipe)
 
 
-def _vote_step(prefill: gs.Graph, recipe: Recipe) -> gs.Graph:
-    Latents(absorb=True).apply(prefill)
-    return vote_graph(prefill, recipe.geometry, recipe.options)
-
-
-def _extend_step(prefill: gs.Graph, recipe: Recipe) -> gs.Graph:
-    graph = _of_trace(prefill, recipe)
-    graph.name = "extend"
-    return graph
-
-
-SURGERY: dict[str, GraphSurgery] = {
+COMMON: Mapping[str, GraphSurgery] = {
     "prefill": GraphSurgery(_prefill),
-    "prefill-sparse": GraphSurgery(_prefill_sparse),
-    "compress": GraphSurgery(_nothing, _compress_step),
-    "vote": GraphSurgery(_nothing, _vote_step),
-    "extend": GraphSurgery(_extend, _extend_step),
-    "decode": GraphSurgery(_decode),
-    "verify": GraphSurgery(_decode),
-    "mtp": GraphSurgery(_mtp),
-    "mtp-prefill": GraphSurgery(_mtp_prefill),
+    "decode": GraphSurgery(decode_caches),
+    "compress": GraphSurgery(lambda recipe, size: (), _compress_step, is_traced=False),
 }
+
+
+def surgery_of(kind: str, recipe: Recipe) -> GraphSurgery:
+    """How a kind of graph is made."""
+    own = (method.kinds[kind] for method in surgeries(recipe) if kind in method.kinds)
+    return COMMON.get(kind) or next(own)
+
+
+def passes(kind: str, recipe: Recipe, size: Size) -> list[Pass]:
+    """The passes of a kind, in order; the target's follow."""
+    surgery, methods = surgery_of(kind, recipe), surgeries(recipe)
+    caches = surgery.caches(recipe, size)
+    if not surgery.is_traced:
+        return [*caches]
+    shared = kind == "decode" and recipe.options.data_parallel_attention
+    found: list[Pass] = [BatchParallel()] if shared else []
+    found.append(Latents(absorb=surgery.absorbs))
+    for method in methods:
+        found += method.before_caches(kind, recipe, size)
+    found += caches
+    for method in methods:
+        found += method.after_caches(kind, recipe, size)
+    return found

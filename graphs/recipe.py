@@ -1,23 +1,62 @@
 """What turns the traces of a model into the graphs of one build."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+import onnx_graphsurgeon as gs
 
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.names import HIDDEN_STATES
 from snapexport.contract.targets import Target
+from snapexport.graphs.passes.base import Pass
+from snapexport.methods import table
+
+Shown = Callable[[gs.Tensor], gs.Tensor]
 
 
 @dataclass(frozen=True)
 class Recipe:
     """options: resolved. with_queries: decode outputs its queries, query.{l} [B,H,1,D].
-    before_rope: query windows have queries before RoPE, to be measured."""
+    shown: what query windows show of a marker's queries, to be measured; None: the queries."""
 
     geometry: CacheGeometry
     target: Target
     options: GraphOptions = GraphOptions()  # noqa: RUF009 (it is frozen)
     with_queries: bool = False
-    before_rope: bool = False
+    shown: Shown | None = None
 
     def of_full_cache(self) -> "Recipe":
         """The same without compression."""
         return replace(self, geometry=self.geometry.as_full(), options=self.options.of_full_cache())
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """tokens: of a row of the trace. capacity: positions of a full-length cache."""
+
+    tokens: int
+    capacity: int
+
+
+def of_trace(traced: gs.Graph, recipe: Recipe) -> gs.Graph:
+    """A trace, without the hidden states where no graph takes them: a build may derive others."""
+    methods = table.methods_on(recipe.geometry, recipe.options)
+    if not any(method.reads_hidden_states for method in methods):
+        traced.outputs = [output for output in traced.outputs if output.name != HIDDEN_STATES]
+    return traced
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSurgery:
+    """How one kind of graph is made.
+
+    caches: the passes that give it its caches, in order. start: the graph that they change, of an
+    imported trace. is_traced: whether the passes of methods follow, before and after the caches.
+    absorbs: whether latent attention is always absorbed.
+    """
+
+    caches: Callable[[Recipe, Size], Sequence[Pass]]
+    start: Callable[[gs.Graph, Recipe], gs.Graph] = of_trace
+    is_traced: bool = True
+    absorbs: bool = False

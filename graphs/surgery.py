@@ -7,10 +7,10 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from snapexport.graphs.kinds import SURGERY, Size
+from snapexport.graphs.kinds import passes, surgery_of
 from snapexport.graphs.markers import CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError, called_functions
-from snapexport.graphs.recipe import Recipe
+from snapexport.graphs.recipe import Recipe, Size
 from snapexport.graphs.shared_weights import share_weights
 from snapexport.graphs.targets import MODEL_PASSES, TARGET_PASSES
 
@@ -23,14 +23,14 @@ G_LOGGER.severity = G_LOGGER.ERROR  # the default warns of every bf16 tensor
 def finish(
     kind: str, traced: onnx.ModelProto, recipe: Recipe, capacity: int | None = None
 ) -> onnx.ModelProto:
-    """The finished graph of a kind of SURGERY, of the trace that it is made from.
+    """The finished graph of a kind, of the trace that it is made from.
 
     capacity: positions of a full-length cache; None: L_max.
     """
-    surgery, imported = SURGERY[kind], gs.import_onnx(traced)
+    imported = gs.import_onnx(traced)
     size = Size(imported.inputs[0].shape[1], capacity or recipe.geometry.L_max)
-    graph = surgery.start(imported, recipe)
-    for graph_pass in (*surgery.passes(recipe, size), *TARGET_PASSES[recipe.target]):
+    graph = surgery_of(kind, recipe).start(imported, recipe)
+    for graph_pass in (*passes(kind, recipe, size), *TARGET_PASSES[recipe.target]):
         graph_pass.apply(graph)
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
     model: onnx.ModelProto = gs.export_onnx(graph, opset_imports=_opsets(graph))

@@ -1,6 +1,6 @@
 """Writes docs/reference/combinations.md from the table of exclusions.
 
-Names no rule: the page lists all of `contract/build_rules.py` and `contract/run_rules.py`.
+Names no rule: the page lists those of builds, of each cache method, and of runs.
 """
 
 import argparse
@@ -10,10 +10,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from snapexport.contract.build_rules import BUILD_RULES
-from snapexport.contract.exclusions import broken
+from snapexport.contract.exclusions import broken, build_rules, run_rules
 from snapexport.contract.rule import Choice, Rule
-from snapexport.contract.run_rules import RUN_RULES
 from snapexport.contract.targets import TARGETS
 from snapexport.files.dtypes import DTYPES
 
@@ -59,9 +57,9 @@ def main() -> None:
 
 def render() -> str:
     """Render the whole page."""
-    pairs = [rule for rule in BUILD_RULES if rule.other.example]
-    by_target = [rule for rule in BUILD_RULES if not rule.other.example]
-    reasons = list(dict.fromkeys(map(_reason, (*pairs, *RUN_RULES))))
+    pairs = [rule for rule in build_rules() if rule.other.example]
+    by_target = [rule for rule in build_rules() if not rule.other.example]
+    reasons = list(dict.fromkeys(map(_reason, (*pairs, *run_rules()))))
     return "".join(
         (
             HEAD,
@@ -70,7 +68,7 @@ def render() -> str:
             BY_TARGET,
             *_targets(by_target),
             RUN,
-            *_pairs(RUN_RULES, reasons),
+            *_pairs(run_rules(), reasons),
             REASONS,
             *(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1)),
         )

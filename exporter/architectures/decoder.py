@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from snapexport.contract.state_sizes import StateSizes
+from snapexport.contract.model_facts import StateSizes
 from snapexport.exporter.architectures.families import Family
 from snapexport.graphs.markers import SWISH
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from snapexport.contract.state_sizes import StateSizes
+from snapexport.contract.model_facts import StateSizes
 from snapexport.errors import UserError
 from snapexport.exporter.experts import is_experts
 from snapexport.exporter.latent_attention import is_latent

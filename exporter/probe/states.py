@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapexport.contract.state_sizes import StateSizes
+from snapexport.contract.model_facts import StateSizes
 from snapexport.errors import UserError
 from snapexport.exporter.states import CONVOLUTION, FUNCTIONS, Plain, Recurrence
 

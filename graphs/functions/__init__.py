@@ -7,9 +7,7 @@ call needs (`passes/base.call`).
 
 EXPERTS = ("ExpertsGathered", "ExpertsInBlocks", "ExpertsInEveryBlock")
 NAMES = (
-    *("RingSlot", "RingFill", "QueryWindow", "SnapKVSelect", "SnapStreamGather", "ExtendGather"),
-    *("BlockSelect", "RepetitionVotes", "CalibratedVotes", "SelectVoted"),
-    *("Int8Scale", "Int8Rows"),
+    *("RingSlot", "RingFill", "QueryWindow", "SnapKVSelect", "SnapStreamGather"),
     *EXPERTS,
 )
-"""In the order in which a graph holds their bodies."""
+"""In the order in which a graph holds their bodies. Others come before the experts', as called."""

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract.names import DOMAIN, present_key
-from snapexport.graphs.functions import NAMES
+from snapexport.graphs.functions import EXPERTS, NAMES
 from snapexport.graphs.functions.function import Function
 from snapexport.graphs.markers import CACHE_ATTENTION
 
@@ -115,15 +115,14 @@ def call(
 
 def called_functions(graph: gs.Graph) -> list[Function]:
     """The functions that the graph calls. Raises SurgeryError for one name with two bodies."""
-    found = {one.function for one in graph.nodes if isinstance(one, FunctionCall)}
+    calls = [one.function for one in graph.nodes if isinstance(one, FunctionCall)]
+    found = dict.fromkeys(calls)
     by_name = {function.name: function for function in found}
     if len(by_name) < len(found):
         raise SurgeryError(f"calls of {sorted(by_name)} need different bodies")
-    return sorted(found, key=lambda function: _order(function.name))
-
-
-def _order(name: str) -> tuple[int, str]:
-    return NAMES.index(name) if name in NAMES else len(NAMES), name
+    others = NAMES.index(EXPERTS[0]) - 0.5
+    order = {name: float(index) for index, name in enumerate(NAMES)}
+    return sorted(found, key=lambda function: order.get(function.name, others))
 
 
 def written(

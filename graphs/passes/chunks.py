@@ -15,6 +15,7 @@ from snapexport.graphs.passes.base import (
     computed_range,
     cut,
     fresh,
+    graph_input,
     int64s,
     node,
     written,
@@ -134,3 +135,18 @@ def _attend(
 ) -> None:
     attributes = attributes | {"appends": 0, "valid_only": 0}
     node(graph, CACHE_ATTENTION, inputs, [out], domain=CACHE_DOMAIN, **attributes)
+
+
+def taken_tokens(graph: gs.Graph) -> gs.Tensor:
+    """Int64 [1], a chunk's valid tokens that have a position, of a graph with these inputs."""
+    positions = graph_input(graph, names.POSITION_IDS)
+    row = computed_range(graph, 0, positions.shape[1])
+    (flat,) = node(graph, "Reshape", [positions, int64s(graph, -1)])
+    (has_position,) = node(graph, "GreaterOrEqual", [flat, int64s(graph, 0)])
+    (is_valid,) = node(graph, "Less", [row, graph_input(graph, names.CHUNK_LENGTH)])
+    (is_taken,) = node(graph, "And", [has_position, is_valid])
+    (counted,) = node(graph, "Cast", [is_taken], to=_INT64)
+    return node(graph, "ReduceSum", [counted, int64s(graph, 0)])[0]
+
+
+_INT64 = 7  # onnx.TensorProto.INT64

@@ -1,5 +1,6 @@
 """Decode: writes each batch slot's tokens to their cache slots, in a cache of fixed size."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 from snapexport.graphs.functions.ring_slot import RING_SLOT
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import (
@@ -24,15 +25,20 @@ from snapexport.graphs.passes.base import (
 from snapexport.graphs.passes.batch_parallel import own_rows
 from snapexport.graphs.passes.cache import Place, attend_to_cache_of, attend_with_cache
 from snapexport.graphs.passes.chunks import chunk_mask, chunk_of, column_of
-from snapexport.graphs.passes.slot_positions import slot_positions_places
+
+Places = Callable[[gs.Graph, CacheGeometry], dict[LayerGeometry, Place]]
 
 
 @dataclass(frozen=True)
 class DecodeCache:
-    """Caches [B,Hkv,S,D] in and out: the sinks and ring of SnapStream, or the full length."""
+    """Caches [B,Hkv,S,D] in and out: the sinks and ring of SnapStream, or the full length.
+
+    places: of a compressed cache, where these do not follow from the position; with masks.
+    """
 
     geometry: CacheGeometry
     options: GraphOptions
+    places: Places | None = None
 
     def apply(self, graph: gs.Graph) -> None:
         compresses, shapes = self.geometry.compresses, self.geometry.shapes
@@ -61,18 +67,18 @@ class DecodeCache:
 
     @property
     def _cache_options(self) -> GraphOptions | None:
-        """The form of the caches: a step of several tokens has a mask, and reads all slots."""
+        """The form of the caches: with a mask a step reads all slots."""
         if not self.geometry.compresses:
             return None
-        if self.geometry.steps.several:
+        if self.places:
             return replace(self.options, decode_attention="all")
         return self.options
 
     def _places(self, graph: gs.Graph) -> dict[LayerGeometry, Place]:
         if not self.geometry.compresses:
             return self._full(graph)
-        if self.geometry.steps.several:
-            return slot_positions_places(graph, self.geometry.layers)
+        if self.places:
+            return self.places(graph, self.geometry)
         return self._ring(graph)
 
     def _full(self, graph: gs.Graph) -> dict[LayerGeometry, Place]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from snapexport.contract.latents import LatentSizes
+from snapexport.contract.model_facts import LatentSizes
 from snapexport.graphs.markers import ATTENTION, LATENT_ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node
 

@@ -8,8 +8,8 @@ from snapexport.contract import names
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.slots import Slots
 from snapexport.graphs.functions.query_window import QUERY_WINDOW
-from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
-from snapexport.graphs.passes.base import call, fresh, graph_input, has_cache, int64s, markers, node
+from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
+from snapexport.graphs.passes.base import call, fresh, graph_input, int64s, markers, node
 from snapexport.graphs.passes.cache import Place, attend_to_cache_of, attend_with_cache
 from snapexport.graphs.passes.chunks import (
     Span,
@@ -18,7 +18,6 @@ from snapexport.graphs.passes.chunks import (
     write_before_chunks,
 )
 from snapexport.graphs.passes.latents import EXPANDED, absorbed
-from snapexport.graphs.passes.mean_query import rotation_of
 
 
 @dataclass(frozen=True)
@@ -58,26 +57,6 @@ class PrefillCache:
         else:
             size, options = self.positions, self.options
             attend_with_cache(graph, layer, marker, size, place, appends=True, options=options)
-
-
-@dataclass(frozen=True)
-class QueryWindows:
-    """Adds query_window.{l} [1,H,W,D], the queries that vote, to a chunk's outputs.
-
-    Runs after PrefillCache. A layer that reads another's cache has no vote. before_rope: as they
-    are before RoPE rotates them.
-    """
-
-    L_obs: int
-    before_rope: bool = False
-
-    def apply(self, graph: gs.Graph) -> None:
-        chunk_length = graph_input(graph, names.CHUNK_LENGTH)
-        for layer, marker in markers(graph, CACHE_DOMAIN, CACHE_ATTENTION):
-            if has_cache(graph, layer):
-                query = rotation_of(marker.inputs[0]).taken if self.before_rope else None
-                window = query_window(graph, layer, marker, chunk_length, self.L_obs, query)
-                graph.outputs.append(window)
 
 
 def query_window(

@@ -1,11 +1,11 @@
 """Defines what runs requests in batch slots: one executor, or the first of several ranks."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from snapexport.contract.pieces import Piece
 from snapexport.runtime.arrays import Floats, Integers
-from snapexport.runtime.engine.followers.follower import Drafts
+from snapexport.runtime.engine.followers import Drafts
 from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.parking import Parking
@@ -25,6 +25,10 @@ class BatchExecutor(Protocol):
     prompt_cache: PromptCache | None
 
     @property
+    def drafters(self) -> "Sequence[Callable[[BatchExecutor], Any]]":
+        """Make what guesses tokens for requests, or None."""
+
+    @property
     def role(self) -> Role:
         """Which graphs are loaded."""
 
@@ -38,7 +42,7 @@ class BatchExecutor(Protocol):
 
     @property
     def drafts(self) -> Drafts | None:
-        """Multi-token prediction."""
+        """Drafts tokens by graphs."""
 
     def take(
         self, slot: int, prompt: Sequence[int], piece: Piece, temperature: float = 1.0

@@ -12,7 +12,7 @@ from snapexport.contract.manifest import GraphEntry, GraphName, Manifest
 from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
-from snapexport.runtime.engine.followers.follower import SlotFollower
+from snapexport.runtime.engine.followers import SlotFollower
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.engine.predictions import Predictions
 from snapexport.runtime.engine.slot_rows import SlotRows

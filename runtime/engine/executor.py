@@ -3,7 +3,7 @@
     takers       one for each kind of prefill work
     followers    what has state for each batch slot, first of all the rows of the caches
 
-Both are tables, and this module names no row of them. The caches are decode's, with a row for each
+A method brings its own, and this module names none. The caches are decode's, with a row for each
 batch slot, and the prompt cache where prefill goes chunk by chunk. They are allocated once and
 written in place. Callers name batch slots and never see a key or a value. Knows no library, no
 request and no text.
@@ -20,18 +20,18 @@ from snapexport.errors import UserError
 from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.backend import Buffers, DeviceError, GraphBackend
 from snapexport.runtime.engine.decode_steps import DecodeSteps
-from snapexport.runtime.engine.followers.follower import Drafts, SlotFollower, Step
-from snapexport.runtime.engine.followers.table import FOLLOWERS
+from snapexport.runtime.engine.followers import Drafts, Step
 from snapexport.runtime.engine.graph_set import GraphSet, Role
 from snapexport.runtime.engine.kept_positions import kept_of_layers
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.loaded import Loaded
+from snapexport.runtime.engine.method import MakeFollower, runs
 from snapexport.runtime.engine.parking import Parking
 from snapexport.runtime.engine.predictions import Prediction, Predictions
 from snapexport.runtime.engine.prompt_cache import PromptCache
 from snapexport.runtime.engine.rows import Rows, digest_of
 from snapexport.runtime.engine.slot_rows import SlotRows
-from snapexport.runtime.engine.takers.table import TAKERS
+from snapexport.runtime.engine.takers.table import takers_of
 from snapexport.runtime.engine.takers.taker import MakeTaker, Refills, Taker
 
 _ALL_ROWS = SlotRows()
@@ -45,7 +45,7 @@ class Executor:
 
     captured: whether a decode step is a single launch of a CUDA graph.
     prompt_cache: None where a single shot needs none.
-    drafts: multi-token prediction; None where it is not loaded.
+    drafts: a follower that drafts tokens by graphs; None where none is loaded.
     parking: None where no graph extends a row.
     """
 
@@ -57,14 +57,15 @@ class Executor:
         weights: Buffers | None = None,
         prompt_cache: PromptCache | None = None,
         slot_rows: SlotRows = _ALL_ROWS,
-        takers: Sequence[tuple[str, MakeTaker]] = TAKERS,
+        takers: Sequence[tuple[str, MakeTaker]] | None = None,
         further: Sequence[FurtherWork] = (),
-        followers: Sequence[Callable[[Loaded], SlotFollower | None]] = FOLLOWERS,
+        followers: Sequence[MakeFollower] | None = None,
         make_rows: Callable[..., Rows] = Rows,
     ) -> None:
         """weights: those that the graphs take as inputs, in the backend's memory. prompt_cache:
-        another executor's of the same model, on the same device. further: work after each
-        prompt's chunks, which one of `takers` takes. slot_rows, make_rows: of ranks that share the
+        another executor's of the same model, on the same device. takers, followers: in place of
+        those of the build and its methods. further: work after each prompt's chunks, which one of
+        `takers` takes. slot_rows, make_rows: of ranks that share the
         batch slots.
 
         The backend's memory is this executor's own from now on: `close` frees it.
@@ -88,11 +89,13 @@ class Executor:
         loaded = Loaded(
             manifest, graphs, backend, weights, limits, decode, self._rows, prompt_cache
         )
-        self._rows.followers = tuple(made for make in followers if (made := make(loaded)))
+        makers = [one for run in runs(manifest) for one in run.followers]
+        makers = list(followers) if followers is not None else makers
+        self._rows.followers = tuple(made for make in makers if (made := make(loaded)))
         self._followers = self._rows, *self._rows.followers
         decode.followers = self._rows.followers
         self._takers: dict[str, Taker] = {}
-        for kind, make in takers:
+        for kind, make in takers_of(manifest) if takers is None else takers:
             if taker := make(loaded, self._takers):
                 self._takers[kind] = taker
         self._refills = next((t for t in self._takers.values() if isinstance(t, Refills)), None)
@@ -100,6 +103,7 @@ class Executor:
         found = (follower for follower in self._rows.followers if isinstance(follower, Drafts))
         self.drafts: Drafts | None = next(found, None)
         self.parking = Parking.of(self._rows, self._takers)
+        self.drafters = tuple(one for run in runs(manifest) for one in run.drafters)
         self._closed = False
         self._last_prefilled = 0
         captured = decode.capture()

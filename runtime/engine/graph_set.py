@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.graph_kinds import BASELINE, Run, graph_of
+from snapexport.contract.graph_kind import Run
+from snapexport.contract.graph_kinds import BASELINE, graph_of
 from snapexport.contract.manifest import GraphName
 
 Role = Literal["both", "prefill", "decode"]

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import Manifest
-from snapexport.contract.pieces import FurtherWork, Prefill, PseudoTokens, Repetition
+from snapexport.contract.pieces import FurtherWork, Prefill
+from snapexport.methods import table
 from snapexport.runtime.engine.graph_set import PrefillForm
 
 
@@ -71,15 +71,13 @@ class Limits:
                 longest=0 if form == "blocks" else longest,
                 voters=geometry.block_voters(manifest.prefill_chunk),
                 rewinds=not model.stateful,
-                further=(*(() if full_cache else _further_work(geometry)), *further),
+                further=(*(() if full_cache else _further_work(manifest)), *further),
             ),
         )
 
 
-def _further_work(geometry: CacheGeometry) -> tuple[FurtherWork, ...]:
+def _further_work(manifest: Manifest) -> list[FurtherWork]:
     """What follows the chunks of a prompt that is compressed."""
-    if geometry.voters == "repeat":
-        return (Repetition(geometry.held_whole),)
-    if geometry.pseudo_tokens:
-        return (PseudoTokens(geometry.pseudo_tokens, geometry.held_whole),)
-    return ()
+    geometry = manifest.geometry
+    methods = table.methods_on(geometry, manifest.graph_options)
+    return [found for method in methods if (found := method.further(geometry))]

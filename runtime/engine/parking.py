@@ -1,5 +1,8 @@
 """Copies a prompt's row to the host, and goes on from it: for the next turn, or a long output."""
 
+from snapexport.contract import names
+from snapexport.contract.graph_kinds import graph_of
+from snapexport.contract.manifest import GraphEntry, Manifest, TensorSpec
 from snapexport.contract.pieces import Piece
 from snapexport.runtime.engine.rows import Row, Rows
 from snapexport.runtime.engine.takers.taker import Resumes, Takers
@@ -28,3 +31,14 @@ class Parking:
         self._onto_rows.resume(row)
         for follower in self._rows.followers:
             follower.begin(slot, row.prompt_length)
+
+
+def row_states(manifest: Manifest) -> list[TensorSpec]:
+    """What a parked row of a build consists of, if a graph takes tokens onto rows."""
+    found = (entry for name, entry in manifest.graphs.items() if graph_of(name).kind.extends_rows)
+    return row_inputs(next(found))
+
+
+def row_inputs(entry: GraphEntry) -> list[TensorSpec]:
+    """The inputs of a graph that are part of a row: an output takes the place of each."""
+    return [spec for spec in entry.inputs if names.present_of(spec.name) != spec.name]

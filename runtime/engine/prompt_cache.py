@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry
-from snapexport.contract.sparse_prefill import SparsePrefill
+from snapexport.contract.pieces import InnerChunks
 from snapexport.runtime.engine.backend import Buffer, Buffers, Memory
 
 
@@ -26,10 +26,10 @@ class PromptCache:
     """
 
     def __init__(
-        self, memory: Memory, prefill: GraphEntry, sparse: SparsePrefill | None = None
+        self, memory: Memory, prefill: GraphEntry, inner: InnerChunks | None = None
     ) -> None:
-        """sparse: what chunks amid a prompt attend to; None: to everything."""
-        self.sparse = sparse
+        """inner: chunks that a graph of their own writes, otherwise than prefill."""
+        self.inner = inner
         specs = {spec.name: spec for spec in prefill.inputs}
         held = {name: memory.allocate(specs[name]) for name in specs if names.is_past(name)}
         self._states = {name: one for name, one in held.items() if names.is_state(name)}
@@ -114,8 +114,8 @@ class PromptCache:
     ) -> None:
         """Note that the chunk [start, end) was run.
 
-        A prompt's last chunk may start amid another one; what it overlaps no longer counts as held,
-        nor does a last chunk that would be sparse amid a prompt.
+        A prompt's last chunk may start inside another one; what it overlaps no longer counts as
+        held, nor does a last chunk that would run in a graph of its own inside a prompt.
 
         temperature: None where the outputs do not depend on it. outputs: their names and shapes;
         outputs of equal name and shape are the same memory, whatever graph writes them.
@@ -129,8 +129,8 @@ class PromptCache:
             self._written.add(outputs)
         aligned = start - start % self._chunk
         del self._held[aligned:]
-        is_sparse = self.sparse is not None and self.sparse.is_sparse(start)
-        if start == aligned == len(self._held) and not (self._is_whole and is_sparse):
+        is_inner = self.inner is not None and self.inner.takes(start)
+        if start == aligned == len(self._held) and not (self._is_whole and is_inner):
             self._held += prompt[start:end]
 
     def clear(self) -> None:

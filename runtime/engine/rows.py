@@ -20,7 +20,7 @@ from snapexport.contract.manifest import Manifest, TensorSpec
 from snapexport.errors import UserError
 from snapexport.runtime.arrays import Integers
 from snapexport.runtime.engine.backend import Buffer, Memory
-from snapexport.runtime.engine.followers.follower import SlotFollower, Step
+from snapexport.runtime.engine.followers import SlotFollower, Step
 
 Device = Literal["cpu", "cuda"]
 

@@ -34,6 +34,7 @@ class RankExecutor:
     """One rank's executor. If a call fails in any rank, all of them end: they are out of step."""
 
     rows = parking = drafts = None
+    drafters = ()
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.engine.open_executor import BackendName, open_executor
 from snapexport.runtime.engine.openvino_options import Device, Precision
+from snapexport.runtime.engine.parking import row_states
 from snapexport.runtime.engine.rows import digest_of
-from snapexport.runtime.engine.takers.blocks import row_states
 from snapexport.runtime.requests.parked_rows import ParkedRows
 from snapexport.runtime.requests.row_files import DEFAULT_BYTES, RowFiles
 

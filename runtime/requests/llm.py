@@ -18,9 +18,9 @@ from snapexport.errors import UserError
 from snapexport.runtime.chat import chat_prompts
 from snapexport.runtime.chat.chat_prompts import ChatPrompts, Conversation
 from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.method import MakeDrafter
 from snapexport.runtime.requests import prompts as prompts_module
 from snapexport.runtime.requests.config import LLMConfig
-from snapexport.runtime.requests.drafters.table import DRAFTERS, MakeDrafter
 from snapexport.runtime.requests.grammars.grammars import Grammars
 from snapexport.runtime.requests.loop import Loop
 from snapexport.runtime.requests.parked_rows import ParkedRows
@@ -62,9 +62,12 @@ class LLM:
         executor: BatchExecutor,
         tokenizer: Tokenizer | None = None,
         max_num_batched_tokens: int | None = None,
-        drafters: Sequence[MakeDrafter] = DRAFTERS,
+        drafters: Sequence[MakeDrafter] | None = None,
     ) -> "LLM":
-        """Return an LLM on an executor of the caller's own. Without a tokenizer it has no text."""
+        """Return an LLM on an executor of the caller's own. Without a tokenizer it has no text.
+
+        drafters: in place of those of the build's methods.
+        """
         llm = cls.__new__(cls)
         config = LLMConfig(max_num_batched_tokens=max_num_batched_tokens)
         llm._set_up(executor, tokenizer, config, drafters=drafters)
@@ -76,16 +79,16 @@ class LLM:
         tokenizer: Tokenizer | None,
         config: LLMConfig,
         parked: ParkedRows | None = None,
-        drafters: Sequence[MakeDrafter] = DRAFTERS,
+        drafters: Sequence[MakeDrafter] | None = None,
     ) -> None:
         self.executor = executor
         self.tokenizer = tokenizer
-        drafting = drafters if config.speculates else ()
+        drafting = executor.drafters if drafters is None else drafters
         self._loop = Loop(
             executor,
             tokenizer,
             config.max_num_batched_tokens,
-            [made for make in drafting if (made := make(executor))],
+            [made for make in drafting if config.speculates and (made := make(executor))],
             parked,
             config.compress_every,
         )

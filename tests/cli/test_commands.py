@@ -13,7 +13,7 @@ import pytest
 
 from snapexport.cli import prompt
 from snapexport.cli.app import main
-from snapexport.cli.build import HELPS
+from snapexport.cli.build import helps
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.graphs.functions.vote import DEFAULTS as VOTE_DEFAULTS
@@ -337,7 +337,7 @@ def test_build_json_is_a_summary(
 
 @pytest.mark.parametrize("stage", VOTE_DEFAULTS)
 def test_the_help_of_build_names_each_default_of_the_vote(stage: str) -> None:
-    assert f"(default: {VOTE_DEFAULTS[stage]}" in HELPS[stage]
+    assert f"(default: {VOTE_DEFAULTS[stage]}" in helps()[stage]
 
 
 @pytest.mark.parametrize(

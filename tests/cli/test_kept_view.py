@@ -13,7 +13,7 @@ from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.cli.kept_view import MOST_ROWS, kept_picture, picture_width
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry_record import GeometryRecord
+from snapexport.contract.records import GeometryRecord
 from snapexport.vault import CHECKPOINT
 
 LENGTH = 64

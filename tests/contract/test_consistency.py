@@ -94,7 +94,10 @@ FACTS: dict[str, tuple[Callable[[Fields], object], str]] = {
     "single shot": (lambda m: m.update(prefill_chunk=64), "has the graph compress too much"),
     "dtype": (lambda m: m.update(dtype="fp16"), "its geometry wants"),
     "cache dtype": (lambda m: m["graph_options"].update(cache_dtype="fp16"), "its geometry wants"),
-    "top tokens": (lambda m: m["graph_options"].update(top_tokens=5), "its geometry wants"),
+    "top tokens": (
+        lambda m: m["graph_options"].update(methods={"top_tokens": {"top_tokens": 5}}),
+        "its geometry wants",
+    ),
     "no decode": (lambda m: m["graphs"].pop("decode"), "lacks the graph decode"),
     "no compress": (lambda m: m["graphs"].pop("compress"), "lacks the graph compress"),
     "half a baseline": (

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapexport.contract.budgets import default_pool_kernel, default_ring
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.geometry_record import GeometryRecord
-from snapexport.contract.layer_geometry import LayerGeometry
-from snapexport.contract.vote import VOTE_QUERIES, Vote
-from snapexport.contract.voters import VOTERS, vote_summary
+from snapexport.contract.policies import default_pool_kernel, default_ring
+from snapexport.contract.records import GeometryRecord
+from snapexport.contract.slots import LayerGeometry
+from snapexport.contract.vote import Vote
 from snapexport.errors import UserError
+from snapexport.methods.table import voter_of, voters
 
 layers = st.builds(LayerGeometry, st.integers(0, 5), st.integers(1, 9), st.integers(0, 6))
 
@@ -118,7 +118,8 @@ def test_wrong_geometry_is_refused_by_its_flag(change: dict[str, int], flag: str
     assert error.value.hint
 
 
-@pytest.mark.parametrize("queries", VOTE_QUERIES)
+@pytest.mark.parametrize("queries", voters())
 def test_every_kind_of_voters_is_described_and_fields_without_use_exist(queries: str) -> None:
-    assert all(vote_summary(Vote(vote_queries=queries)))
-    assert {*VOTERS[queries].unused} <= {field.name for field in fields(Vote)}
+    voter = voter_of(queries)
+    assert all(Vote(voter=voter).words)
+    assert {*voter.unused} <= {field.name for field in fields(Vote)}

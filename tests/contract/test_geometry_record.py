@@ -7,7 +7,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.geometry_record import GeometryRecord, RecordedGeometry
+from snapexport.contract.records import GeometryRecord, RecordedGeometry
 from snapexport.errors import UserError
 
 GROUPS = (((0, 1),), ((0,), (1,)))

@@ -5,9 +5,8 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from snapexport.contract.columns import folded
-from snapexport.contract.layer_heads import LayerHeads
-from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.model_facts import LayerHeads, ModelFacts
+from snapexport.contract.slots import folded
 from tests.facts import model_facts
 
 UNEVEN = model_facts(

@@ -17,7 +17,7 @@ UNTOLD = {
     "versions", "engines", "linked_weights", "target", "quantization", "weights.sha256",
     "model.architecture", "model.eos_token_id", "model.max_position_embeddings",
     "geometry.policy", "geometry.budget", "geometry.vote", "geometry.pool", "geometry.softmax",
-    "geometry.group", "geometry.pool_kernel", "graph_options.mtp",
+    "geometry.group", "geometry.pool_kernel", "graph_options.methods",
 }  # fmt: skip
 """Facts that neither the names nor the shapes of the graphs tell: another build may have them."""
 

@@ -12,20 +12,21 @@ from onnx.helper import make_opsetid
 
 from snapexport.contract.vote import DEFAULT_POOL_KERNEL
 from snapexport.graphs.functions import EXPERTS
-from snapexport.graphs.functions.block_select import BLOCK_SELECT
-from snapexport.graphs.functions.calibrated_votes import calibrated_votes
 from snapexport.graphs.functions.experts import Experts, experts
-from snapexport.graphs.functions.extend_gather import EXTEND_GATHER
-from snapexport.graphs.functions.int8_cache import INT8_ROWS, INT8_SCALE
 from snapexport.graphs.functions.query_window import QUERY_WINDOW
-from snapexport.graphs.functions.repetition import repetition_votes, select_voted
 from snapexport.graphs.functions.ring_fill import RING_FILL
 from snapexport.graphs.functions.ring_slot import RING_SLOT
+from snapexport.graphs.functions.select_voted import select_voted
 from snapexport.graphs.functions.snapkv_select import snapkv_select
 from snapexport.graphs.functions.snapstream_gather import SNAPSTREAM_GATHER
 from snapexport.graphs.functions.vote import DEFAULTS
 from snapexport.graphs.passes.base import called_functions
 from snapexport.graphs.surgery import IR_VERSION
+from snapexport.methods.calibrated.surgery import calibrated_votes
+from snapexport.methods.extend.surgery import EXTEND_GATHER
+from snapexport.methods.int8_cache.surgery import INT8_ROWS, INT8_SCALE
+from snapexport.methods.repeat.surgery import repetition_votes
+from snapexport.methods.sparse_prefill.surgery import BLOCK_SELECT
 
 Arrays = dict[str, NDArray[Any]]
 PLAIN = Experts()

@@ -17,17 +17,18 @@ from numpy.typing import NDArray
 from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.columns import folded
+from snapexport.contract.exclusions import resolved
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import FORMAT_VERSION, WEIGHTS, Manifest
 from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.slots import folded
 from snapexport.contract.targets import Target
 from snapexport.files.dtypes import BY_FLAG, DType
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import fresh, int64s, node
 from snapexport.graphs.recipe import Recipe
 from snapexport.graphs.surgery import IR_VERSION
+from snapexport.methods.table import graph_options
 from tests.facts import model_facts
 
 Array = NDArray[Any]
@@ -249,8 +250,8 @@ def build(
     **options: Any,
 ) -> Build:
     """A build without weight files: its graphs hold their weights."""
-    given = GraphOptions(**{"share_weights": False} | options).resolved(target, dtype)
-    resolved = given if geometry.compresses else given.of_full_cache()
+    given = resolved(graph_options({"share_weights": False} | options), target, dtype)
+    form = given if geometry.compresses else given.of_full_cache()
     models = {"prefill": model.trace("prefill", 1, chunk, dtype)}
     for rows in (batch, *batches):
         end = "" if rows == batch else f".{rows}"
@@ -259,7 +260,7 @@ def build(
             models[f"verify{end}"] = model.trace("decode", rows, tokens, dtype)
     traces = Traces(models, chunk)
     (out / WEIGHTS).mkdir(parents=True)
-    recipe = Recipe(geometry, target, resolved)
+    recipe = Recipe(geometry, target, form)
     graphs = finished_graphs(traces, recipe, prefill_capacities=capacities, baseline=baseline)
     entries = {name: write_graph(name, graph, out) for name, graph in graphs.items()}
     Manifest(
@@ -271,7 +272,7 @@ def build(
         dtype=dtype,
         quantization=None,
         target=target,
-        graph_options=resolved,
+        graph_options=form,
         graphs=entries,
         traces=traces.write(out) if baseline else {},
         tensor_parallel=1,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 from tests.graphs.layered import Array, Layered
 from tests.oracle.vote import gap, is_whole, keep, vote
 

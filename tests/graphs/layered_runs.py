@@ -8,6 +8,7 @@ import onnxruntime as ort
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
+from snapexport.methods.sparse_prefill.spec import SparsePrefillOptions
 from tests.graphs.layered import Array
 
 Arrays = dict[str, Array]
@@ -44,7 +45,11 @@ class Running:
             feeds = {names.INPUT_IDS: _padded(prompt, chunk)}
             out = self.run("prefill", feeds | {names.PROMPT_LENGTH: np.array([len(prompt)])})
             return out[names.LOGITS][0], caches(out), _kept(out)
-        budget = 0 if self.prefix else self.build.manifest.graph_options.prefill_budget
+        budget = (
+            0
+            if self.prefix
+            else self.build.manifest.graph_options.of(SparsePrefillOptions).prefill_budget
+        )
         held = self.empty("prefill-sparse" if budget else "prefill")
         for start in _starts(len(prompt), chunk):
             ids = prompt[start : start + chunk]

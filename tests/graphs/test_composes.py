@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -13,12 +14,17 @@ import pytest
 from snapexport.builder import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.graph_kinds import GRAPH_KINDS, GraphKind
+from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_specs import GraphFacts, Tensors
 from snapexport.errors import UserError
-from snapexport.graphs.kinds import SURGERY, GraphSurgery, Size
+from snapexport.graphs import kinds
+from snapexport.graphs import method as surgery
+from snapexport.graphs.method import MethodSurgery
+from snapexport.graphs.method import surgeries as known
 from snapexport.graphs.passes.base import Pass, node
-from snapexport.graphs.recipe import Recipe
+from snapexport.graphs.recipe import GraphSurgery, Recipe, Size
+from snapexport.methods import table
+from snapexport.methods.method import Method
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
 from snapexport.runtime.engine.graph_set import GraphSet, Role
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
@@ -45,6 +51,13 @@ def passes(recipe: Recipe, size: Size) -> list[Pass]:
     return [LastPosition()]
 
 
+class ToySurgery(MethodSurgery):
+    kinds: ClassVar = {"last": GraphSurgery(passes, start, is_traced=False)}
+
+
+SURGERY = ToySurgery()
+
+
 def specs(facts: GraphFacts) -> Tensors:
     return {names.PROMPT_LENGTH: ("int64", (1,))}, {LAST: ("int64", (1,))}
 
@@ -55,9 +68,11 @@ LOADED = replace(TOY, loaded_if=lambda run: run.takes_prompts)
 
 @contextmanager
 def toy_kind(kind: GraphKind = TOY) -> Iterator[None]:
+    toy = Method(name="toy", home="", is_on=lambda geometry, options: True, kinds=(kind,))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(GRAPH_KINDS, "last", kind)
-        patch.setitem(SURGERY, "last", GraphSurgery(passes, start))
+        patch.setattr(table, "METHODS", (*table.METHODS, toy))
+        patch.setattr(surgery, "surgeries", lambda recipe: [*known(recipe), SURGERY])
+        patch.setattr(kinds, "surgeries", surgery.surgeries)
         yield
 
 

@@ -11,8 +11,8 @@ import pytest
 from snapexport.builder.derive import derive
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.records import GeometryRecord
 from tests.bound import BoundGraph
 from tests.oracle.cases import Case, build_of
 from tests.oracle.compare import assert_agrees

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 from snapexport.graphs.functions import NAMES
 from snapexport.graphs.functions.experts import Experts
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES

@@ -16,9 +16,9 @@ from snapexport.cli.app import main
 from snapexport.contract import names
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.memory import cache_bytes
-from snapexport.graphs.functions.int8_cache import ENOUGH, LEAST, MARGIN, ROOM
 from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.measure.bench.costs import Costs
+from snapexport.methods.int8_cache.surgery import ENOUGH, LEAST, MARGIN, ROOM
 from tests.bound import BoundGraph
 from tests.graphs.test_functions import run
 from tests.oracle import cases

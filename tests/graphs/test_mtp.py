@@ -130,7 +130,7 @@ def test_derived_caches_are_without_drafts(tmp_path: Path) -> None:
     outputs = {spec.name for spec in own.manifest.graphs["baseline-decode"].outputs}
     assert "hidden_states" in outputs
     made = derive(own, own.manifest.geometry, tmp_path / "derived")
-    assert not made.manifest.graph_options.mtp and "mtp" not in made.manifest.graphs
+    assert not made.manifest.graph_options.methods and "mtp" not in made.manifest.graphs
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     prompts = [list(cases.prompt(90))]
     one, other = (

@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapexport.contract.sparse_prefill import SparsePrefill
 from snapexport.errors import UserError
+from snapexport.methods.sparse_prefill.spec import SparsePrefill
 from tests.graphs.layered import MODELS, Layer, Layered, build
 from tests.graphs.layered_answer import answer
 from tests.graphs.layered_runs import Rows, Running

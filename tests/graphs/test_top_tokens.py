@@ -17,10 +17,11 @@ from snapexport.builder.lint import lint_build
 from snapexport.cli.app import main
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.graph_options import GraphOptions
 from snapexport.graphs.passes.base import SurgeryError
-from snapexport.graphs.passes.top_tokens import TopTokens
 from snapexport.measure.accuracy.graph_runner import GraphRunner
+from snapexport.methods.table import graph_options
+from snapexport.methods.top_tokens.spec import TopTokensOptions
+from snapexport.methods.top_tokens.surgery import TopTokens
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
@@ -117,7 +118,7 @@ def test_top_tokens_pass_refuses_a_graph_without_logits() -> None:
 @pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT, TENSORRT], ids=str)
 def test_every_graph_with_logits_has_top_token_outputs(case: Case) -> None:
     build = build_of(case)
-    assert build.manifest.graph_options.top_tokens == COUNT
+    assert build.manifest.graph_options.of(TopTokensOptions).top_tokens == COUNT
     for graph in build.manifest.graphs.values():
         inputs, outputs = ({s.name: s for s in specs} for specs in (graph.inputs, graph.outputs))
         if names.LOGITS not in outputs:
@@ -208,7 +209,7 @@ def test_nan_in_one_batch_slot_ends_its_request_alone(tmp_path: Path) -> None:
 def test_derived_build_keeps_the_number_of_top_tokens(tmp_path: Path) -> None:
     build = build_of(CHUNKED)
     full = derive(build, build.manifest.geometry.as_full(), tmp_path / "full")
-    assert full.manifest.graph_options.top_tokens == COUNT
+    assert full.manifest.graph_options.of(TopTokensOptions).top_tokens == COUNT
     assert names.LOG_NORMALIZER in [one.name for one in full.manifest.graphs["decode"].outputs]
 
 
@@ -251,7 +252,7 @@ def test_top_tokens_flag_out_of_range_is_refused(
 
 def test_top_tokens_may_be_the_whole_vocabulary(tmp_path: Path) -> None:
     build = build_of(PLAIN)
-    every = GraphOptions(top_tokens=checkpoints.VOCABULARY)
+    every = graph_options({"top_tokens": checkpoints.VOCABULARY})
     whole = derive(build, build.manifest.geometry, tmp_path / "whole", every)
     params = SamplingParams(8, temperature=1.5, top_p=0.99, seed=1, ignore_eos=True)
     ours, plain = (

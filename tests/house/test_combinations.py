@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 
 from snapexport.builder.engines.options import EngineOptions
-from snapexport.builder.options import GRAPH_FIELDS, BuildOptions
+from snapexport.builder.options import BuildOptions, graph_fields
 from snapexport.contract.build_directory import Build
-from snapexport.contract.build_rules import BUILD_RULES
-from snapexport.contract.exclusions import RULES, broken, require_compatible
+from snapexport.contract.exclusions import (
+    broken,
+    build_rules,
+    require_compatible,
+    rules,
+    run_rules,
+)
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.rule import Facts, Rule
-from snapexport.contract.run_rules import RUN_RULES
 from snapexport.errors import UserError
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.config import LLMConfig
@@ -21,10 +25,10 @@ from tests.oracle import cases
 from tests.oracle.cases import Case
 from tools import combinations
 
-OF_BUILD = {*GRAPH_FIELDS, *(found.name for found in fields(BuildOptions))}
+OF_BUILD = {*graph_fields(), *(found.name for found in fields(BuildOptions))}
 OF_LLM = {found.name for found in fields(LLMConfig)}
 OF_EXECUTOR = {"prompt_cache", "prefill"}
-OF_A_BUILD = {"tensor_parallel", "target", "compresses", "has_extend", "has_baseline"}
+OF_A_BUILD = {"tensor_parallel", "target", "compresses", "graphs", "has_baseline"}
 OF_A_BUILD |= {"dtype", "held_in", "has_engines"}
 
 
@@ -42,7 +46,7 @@ def test_page_of_combinations_is_current() -> None:
     )
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.other.example], ids=name)
+@pytest.mark.parametrize("rule", [rule for rule in rules() if rule.other.example], ids=name)
 def test_every_rule_is_broken_by_its_own_examples(rule: Rule) -> None:
     facts = facts_of(rule)
     if rule.choice.example.keys() & rule.other.example.keys():
@@ -54,7 +58,7 @@ def test_every_rule_is_broken_by_its_own_examples(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [rule for rule in BUILD_RULES if facts_of(rule).keys() <= OF_BUILD], ids=name
+    "rule", [rule for rule in build_rules() if facts_of(rule).keys() <= OF_BUILD], ids=name
 )
 def test_options_of_a_build_refuse_what_a_rule_excludes(rule: Rule, tmp_path: Path) -> None:
     facts = facts_of(rule)
@@ -99,7 +103,7 @@ def run(facts: Facts) -> None:
         require_compatible(facts)  # a server's, or a chat template's
 
 
-@pytest.mark.parametrize("rule", RUN_RULES, ids=name)
+@pytest.mark.parametrize("rule", run_rules(), ids=name)
 def test_what_runs_a_build_refuses_what_a_rule_excludes(rule: Rule) -> None:
     with pytest.raises(UserError) as refused:
         run(facts_of(rule))

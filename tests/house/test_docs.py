@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from snapexport.cli.app import parser
-from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import Manifest, ModelFacts
+from snapexport.contract.records import GeometryRecord
 from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import (

@@ -19,8 +19,8 @@ from snapexport.cli.app import main
 from snapexport.cli.whole_file import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.geometry_record import GeometryRecord
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.records import GeometryRecord
+from snapexport.contract.slots import LayerGeometry
 from snapexport.errors import UserError
 from snapexport.measure.page import TokenizedPrompt, render
 from snapexport.measure.page.data import kept_bits, layer_regions, packed

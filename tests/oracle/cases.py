@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 from snapexport.builder import build
-from snapexport.builder.head_budget import HeadBudget
-from snapexport.builder.options import CACHE_FIELDS
-from snapexport.contract.budgets import topk_per_layer
+from snapexport.builder.options import cache_fields
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry, Policy
-from snapexport.contract.geometry_record import GeometryRecord
-from snapexport.contract.presets import VOTE_FIELDS
+from snapexport.contract.policies import VOTE_FIELDS, topk_per_layer
+from snapexport.contract.records import GeometryRecord
+from snapexport.methods.head_budgets.groups import HeadBudget
 
 from . import checkpoints, masked
 from .masked import OracleRun
@@ -164,9 +163,9 @@ def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:
     """The only place that calls `build` for a case."""
     options = asdict(case)
     del options["checkpoint"]
-    unused = {"streaming": ("K", *VOTE_FIELDS), "full": CACHE_FIELDS}.get(case.policy, ())
+    unused = {"streaming": ("K", *VOTE_FIELDS), "full": cache_fields()}.get(case.policy, ())
     if all(case.windows):
-        unused = CACHE_FIELDS
+        unused = cache_fields()
     if case.vote_queries == "repeat":
         unused = ("L_obs", "vote", "softmax", "group")
     options.update(dict.fromkeys(unused))

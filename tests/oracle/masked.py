@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
 
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 
 from .on_disk import kept
 from .routing import watched

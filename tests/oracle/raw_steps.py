@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 
 from .raw import Array, Compressed, RawBuild, past, present, run, stacked
 

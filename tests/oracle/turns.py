@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 
 from .masked import (
     CLEAR_TOKEN,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 from snapexport.plugins.reference import Vote
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from snapexport.builder import build
-from snapexport.contract.budgets import pyramid
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.policies import pyramid
+from snapexport.contract.slots import LayerGeometry
 from tests.graphs.test_functions import run
 from tests.oracle.raw import RawBuild
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from snapexport.builder import build
-from snapexport.builder.mean_queries import MeanQueries
 from snapexport.contract.build_directory import Build
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 from snapexport.errors import UserError
 from snapexport.measure.eval.mean_queries import measured
+from snapexport.methods.calibrated.queries import MeanQueries
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.oracle import cases, masked
 from tests.oracle.raw import RawBuild

@@ -12,9 +12,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.geometry_record import GeometryRecord
-from snapexport.contract.layer_geometry import LayerGeometry
-from snapexport.contract.slots import Slots
+from snapexport.contract.records import GeometryRecord
+from snapexport.contract.slots import LayerGeometry, Slots
 from snapexport.contract.vote import Vote
 from tests.oracle import cases, masked
 from tests.oracle.checkpoints import ARCHITECTURES

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, MistralConfig, PretrainedConfig, 
 
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.records import GeometryRecord
 from snapexport.exporter.architectures.families import family_of
 from snapexport.exporter.probe import look
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN

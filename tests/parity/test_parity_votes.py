@@ -12,13 +12,13 @@ import torch
 
 from snapexport.cli.app import main
 from snapexport.contract.exclusions import require_compatible
-from snapexport.contract.pieces import CHUNK, OVERLAP, pieces_of, repeated_starts
-from snapexport.contract.vote import Vote
+from snapexport.contract.pieces import CHUNK, pieces_of
 from snapexport.errors import UserError
 from snapexport.measure.accuracy.graph_runner import GraphRunner
+from snapexport.methods.repeat.spec import OVERLAP, repeated_chunk, repeated_starts
+from snapexport.methods.table import voter_of
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.engine.predictions import Prediction
-from snapexport.runtime.engine.takers.repetition import repeated_chunk
 from snapexport.runtime.requests.llm import LLM
 from tests.oracle import cases, masked, pseudo
 from tests.oracle.cases import LOGITS, Case
@@ -196,7 +196,7 @@ def test_manifest_whose_chunks_do_not_fit_the_vote_is_refused(
 
 def test_manifest_with_unknown_vote_queries_is_refused() -> None:
     with pytest.raises(UserError, match="no vote queries 'nobody'"):
-        Vote(vote_queries="nobody")
+        voter_of("nobody")
 
 
 @pytest.mark.parametrize("length", [20, 57])

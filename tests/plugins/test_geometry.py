@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 from snapexport.plugins import compiling
 from tests.plugins.compiled import Libraries
 

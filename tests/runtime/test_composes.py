@@ -16,18 +16,16 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.pieces import CHUNK, Piece
 from snapexport.runtime.engine import executor
 from snapexport.runtime.engine.executor import Executor
-from snapexport.runtime.engine.followers.follower import SlotFollower, Step
-from snapexport.runtime.engine.followers.table import FOLLOWERS
+from snapexport.runtime.engine.followers import SlotFollower, Step
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.engine.loaded import Loaded
 from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.engine.takers.chunks import Chunks
-from snapexport.runtime.engine.takers.table import TAKERS
+from snapexport.runtime.engine.takers.table import takers_of
 from snapexport.runtime.engine.takers.taker import Takers
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 from snapexport.runtime.requests.drafters.drafter import Draft, Drafter, StepInputs
 from snapexport.runtime.requests.drafters.payoff import Payoff
-from snapexport.runtime.requests.drafters.table import DRAFTERS
 from snapexport.runtime.requests.generation import Generation
 from tests.oracle import cases
 from tests.oracle.cases import Case, build_of
@@ -46,7 +44,7 @@ def executor_of(build: Build, **tables: Any) -> Executor:
 def test_executor_imports_no_single_taker_or_follower() -> None:
     source = Path(executor.__file__).read_text()
     imported = set(re.findall(r"^from \S+\.(?:takers|followers)\.(\w+) import", source, re.M))
-    assert imported == {"table", "taker", "follower"}
+    assert imported == {"table", "taker"}
 
 
 def tokens(llm: LLM) -> list[tuple[int, ...]]:
@@ -97,7 +95,7 @@ def test_a_toy_taker_takes_pieces_of_its_own_kind() -> None:
         made.append(ToyTaker(chunks))
         return made[0]
 
-    toy = executor_of(build, takers=(*TAKERS, (TOY, make)), further=(ToyWork(),))
+    toy = executor_of(build, takers=(*takers_of(build.manifest), (TOY, make)), further=(ToyWork(),))
     assert tokens(LLM.from_executor(toy)) == plain(build)
     assert made[0].taken == [70, 70, 40, 40, 33, 33]
 
@@ -132,7 +130,7 @@ def test_a_toy_follower_hears_of_every_token() -> None:
         made.append(ToyFollower(loaded.limits.batch))
         return made[0]
 
-    toy = executor_of(build, followers=(*FOLLOWERS, make))
+    toy = executor_of(build, followers=(make,))
     assert tokens(LLM.from_executor(toy)) == plain(build)
     assert made[0].most == 70 + PARAMS.max_tokens - 1
 
@@ -161,7 +159,8 @@ def test_drafts_of_a_toy_drafter_are_checked_and_taken(monkeypatch: pytest.Monke
     build = build_of(Case(tokens_per_step=4))
     answers = plain(build)
     toy = ToyDrafter(answers)
-    llm = LLM.from_executor(executor_of(build), drafters=(lambda _: toy, *DRAFTERS))
+    made = executor_of(build)
+    llm = LLM.from_executor(made, drafters=(lambda _: toy, *made.drafters))
     assert tokens(llm) == answers
     assert toy.learned and not any(wrong for _, wrong in toy.learned)
     assert sum(right for right, _ in toy.learned) >= len(PROMPTS) * PARAMS.max_tokens // 2

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import names
-from snapexport.contract.graph_kinds import PREFILL_SPARSE, graph_of
+from snapexport.contract.graph_kinds import graph_of
 from snapexport.contract.manifest import GraphEntry, GraphName
-from snapexport.contract.pieces import Piece
+from snapexport.contract.pieces import InnerChunks, Piece
+from snapexport.methods import table
 from snapexport.runtime.engine.backend import Buffer, Buffers
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate, write_tokens
 from snapexport.runtime.engine.fill_slot import FillByCopy, FillByGraph, FillSlot
@@ -29,7 +30,7 @@ class Chunks:
     """A chunk runs in the shortest graph that holds it, of the smallest capacity that holds the
     prompt so far.
 
-    Amid a prompt that is longer than the budget of sparse prefill it runs in a graph of its own.
+    Inside a prompt it may run in a graph of its own (`InnerChunks`).
 
     buffers: of the largest one, whose cache fills batch slots. kept: where the vote's positions are
     after a prompt; empty if nothing is compressed.
@@ -46,7 +47,7 @@ class Chunks:
         self._graphs = {self._prefill.chunk: self._bind_each(loaded.graphs.prefill)}
         for tokens in self._prefill.short:
             self._graphs[tokens] = self._bind_each(loaded.manifest.prefill_graphs(tokens=tokens))
-        self._sparse = self._bind_sparse() if cache.sparse else None
+        self._inner = self._bind_inner(cache.inner) if cache.inner else None
         self.kept: Buffers = {}
         self._into_slot = self._fill_slot()
         graph = self._whole
@@ -76,10 +77,10 @@ class Chunks:
         entry = self._loaded.manifest.graphs[name]
         return BoundGraph(self._loaded.backend, name, entry, buffers | self._loaded.weights)
 
-    def _bind_sparse(self) -> BoundGraph:
-        entry = self._loaded.manifest.graphs[PREFILL_SPARSE]
+    def _bind_inner(self, inner: InnerChunks) -> BoundGraph:
+        entry = self._loaded.manifest.graphs[inner.graph]
         buffers = allocate(self._loaded.backend.memory, entry, self.buffers)
-        return self._bind(PREFILL_SPARSE, buffers)
+        return self._bind(inner.graph, buffers)
 
     def _fill_slot(self) -> FillSlot:
         loaded = self._loaded
@@ -95,8 +96,8 @@ class Chunks:
     ) -> Prediction:
         """Run a chunk; the prompt's last piece fills the batch slot.
 
-        A chunk that is in the cache already gives zeros, and so does a sparse one: nobody reads
-        logits amid a prompt. Nothing is run for the last prompt's tokens.
+        A chunk that is in the cache already gives zeros, and so does an inner one: nobody reads
+        logits inside a prompt. Nothing is run for the last prompt's tokens.
         """
         is_end, given = piece.end == len(prompt), temperature if self._is_tempered else None
         is_finished = self.cache.is_finished(prompt, given, self._outputs)
@@ -104,15 +105,15 @@ class Chunks:
         self.hidden_states = None
         if not is_end and (is_finished or self.cache.holds(tokens, piece.start)):
             return Prediction(lambda: self._no_logits)
-        sparse = None if is_end else self._sparse_at(piece.start)
-        if sparse:
-            self._run_sparse(sparse, tokens, piece.start)
+        inner = None if is_end else self._inner_at(piece.start)
+        if inner:
+            self._run_inner(inner, tokens, piece.start)
         elif not is_finished:
             self._run(tokens, piece.start, temperature)
         if not is_finished:
             self.cache.wrote(prompt, piece.start, piece.end, given, self._outputs)
             self.hidden_states = self._whole.buffers.get(names.HIDDEN_STATES)
-        if sparse:
+        if inner:
             return Prediction(lambda: self._no_logits)
         prediction = Predictions(self._whole, FIRST)[0]
         if piece.is_last:
@@ -167,12 +168,12 @@ class Chunks:
         graph.arrays[names.CHUNK_LENGTH][:] = len(tokens)
         graph.run()
 
-    def _sparse_at(self, start: int) -> BoundGraph | None:
-        """The graph of a chunk amid a prompt, if that is sparse."""
-        sparse = self.cache.sparse
-        return self._sparse if sparse and sparse.is_sparse(start) else None
+    def _inner_at(self, start: int) -> BoundGraph | None:
+        """The graph of a chunk inside a prompt, if it has one of its own."""
+        inner = self.cache.inner
+        return self._inner if inner and inner.takes(start) else None
 
-    def _run_sparse(self, graph: BoundGraph, tokens: Sequence[int], start: int) -> None:
+    def _run_inner(self, graph: BoundGraph, tokens: Sequence[int], start: int) -> None:
         self.cache.resize(self._largest, start)
         write_tokens(graph.arrays, tokens, 1.0)
         graph.arrays[names.PAST_LENGTH][:] = start
@@ -188,14 +189,14 @@ class Chunks:
 
 
 def _prompt_cache(loaded: Loaded, entry: GraphEntry) -> PromptCache:
-    """Another executor's, unless sparse chunks or fewer bits make the caches of one differ."""
-    sparse, shared = None, loaded.prompt_cache
-    if PREFILL_SPARSE in loaded.graphs.names:
-        options = loaded.manifest.graph_options
-        sparse = options.sparse_prefill(loaded.manifest.prefill_chunk)
-    if shared and not (shared.sparse or sparse) and shared.suits(entry):
+    """Another executor's, unless inner chunks or fewer bits make the caches of one differ."""
+    manifest, shared = loaded.manifest, loaded.prompt_cache
+    inner = table.inner_chunks(manifest.graph_options, manifest.prefill_chunk)
+    if inner and inner.graph not in loaded.graphs.names:
+        inner = None
+    if shared and not (shared.inner or inner) and shared.suits(entry):
         return shared
-    return PromptCache(loaded.backend.memory, entry, sparse)
+    return PromptCache(loaded.backend.memory, entry, inner)
 
 
 def make_chunks(loaded: Loaded, takers: Takers) -> Chunks | SingleShot | None:

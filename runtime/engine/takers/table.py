@@ -1,16 +1,13 @@
-"""Lists the kinds of prefill work and who takes them. A further kind is a row here."""
+"""Lists who takes each kind of prefill work: the common kind, and those of a build's methods."""
 
-from snapexport.contract.pieces import BLOCK, CHUNK, PSEUDO, REPEAT
-from snapexport.runtime.engine.takers.blocks import Blocks
+from snapexport.contract.manifest import Manifest
+from snapexport.contract.pieces import CHUNK
+from snapexport.runtime.engine.method import runs
 from snapexport.runtime.engine.takers.chunks import make_chunks
-from snapexport.runtime.engine.takers.pseudo_tokens import PseudoTokens
-from snapexport.runtime.engine.takers.repetition import Repetition
 from snapexport.runtime.engine.takers.taker import MakeTaker
 
-TAKERS: tuple[tuple[str, MakeTaker], ...] = (
-    (CHUNK, make_chunks),
-    (BLOCK, Blocks.of),
-    (REPEAT, Repetition.of),
-    (PSEUDO, PseudoTokens.of),
-)
-"""In the order in which they are made."""
+
+def takers_of(manifest: Manifest) -> tuple[tuple[str, MakeTaker], ...]:
+    """Who takes which kind of pieces, in the order in which they are made."""
+    methods = (taker for run in runs(manifest) for taker in run.takers)
+    return ((CHUNK, make_chunks), *methods)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
 from snapexport.contract.build_directory import Build
-from snapexport.contract.exclusions import require_compatible
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.exclusions import require_compatible, resolved
+from snapexport.contract.geometry import CacheGeometry, Steps
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import WEIGHTS
-from snapexport.contract.steps import Steps
 from snapexport.errors import UserError
 from snapexport.exporter.weights import place_again
 from snapexport.graphs.markers import TRACE_DOMAIN
-from snapexport.graphs.recipe import Recipe
+from snapexport.graphs.recipe import Recipe, Shown
+from snapexport.methods import table
 
 TOKENIZER = "tokenizer.json"
 
@@ -26,16 +26,16 @@ def derive(
     options: GraphOptions | None = None,
     *,
     with_queries: bool = False,
-    before_rope: bool = False,
+    shown: Shown | None = None,
     link_weights: bool = False,
 ) -> Build:
     """Make a build in the new directory `out` that differs from `build` only in its cache.
 
     options: graph options; None: those of `build`. The derived build has one decode graph, for all
-    batch slots and one token of each, no multi-token prediction, and no engines. with_queries,
-    before_rope: as of `Recipe`. link_weights:
-    without reflinks, hard-link the weights instead of copying them. Raises UserError if `build` has
-    no traces (`--baseline`), or if its prefill chunk does not fit the geometry.
+    batch slots and one token of each, no graphs that need traces of their own, and no engines.
+    with_queries, shown: as of `Recipe`. link_weights: without reflinks, hard-link the weights
+    instead of copying them. Raises UserError if `build` has no traces (`--baseline`), or if its
+    prefill chunk does not fit the geometry.
     """
     manifest = build.manifest
     traces = Traces.of(build)
@@ -45,11 +45,11 @@ def derive(
     linked = place_again(build.directory / WEIGHTS, out / WEIGHTS, link=link_weights)
     if (build.directory / TOKENIZER).is_file():
         shutil.copyfile(build.directory / TOKENIZER, out / TOKENIZER)
-    options = (options or manifest.graph_options).resolved(manifest.target, manifest.dtype)
-    options = replace(options, mtp=False)
+    options = _of_common_traces(options or manifest.graph_options)
+    options = resolved(options, manifest.target, manifest.dtype)
     if not geometry.compresses:
         options = options.of_full_cache()
-    recipe = Recipe(geometry, manifest.target, options, with_queries, before_rope)
+    recipe = Recipe(geometry, manifest.target, options, with_queries, shown)
     graphs = finished_graphs(traces, recipe)
     entries = {name: write_graph(name, model, out) for name, model in graphs.items()}
     changed = {
@@ -62,6 +62,13 @@ def derive(
     }
     manifest.model_copy(update=changed).write(out)
     return Build.open(out)
+
+
+def _of_common_traces(options: GraphOptions) -> GraphOptions:
+    """The options without those of methods that need traces of their own: none is kept."""
+    own = [method.options for method in table.METHODS if "export" in method.parts]
+    kept = tuple(one for one in options.methods if type(one) not in own)
+    return replace(options, methods=kept)
 
 
 def is_soft_capped(build: Build) -> bool:

@@ -8,7 +8,8 @@ from typing import get_args
 import onnx
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.graph_kinds import GraphKind, GraphOf, graph_of, kinds_of
+from snapexport.contract.graph_kind import GraphKind
+from snapexport.contract.graph_kinds import GraphOf, graph_of, kinds_of
 from snapexport.contract.manifest import GraphEntry, GraphName, TensorSpec, TraceName
 from snapexport.errors import UserError
 from snapexport.files.whole import sha256_of

@@ -9,23 +9,28 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from snapexport.builder.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
-from snapexport.contract.budgets import BUDGETS, default_pool_kernel, default_ring, topk_per_layer
-from snapexport.contract.exclusions import require_compatible
-from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy
-from snapexport.contract.graph_options import GraphOptions, require_one_of
-from snapexport.contract.head_groups import MOST_GROUPS
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.exclusions import require_compatible, resolved
+from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy, Steps
+from snapexport.contract.graph_options import CORE_FIELDS, GraphOptions, require_one_of
 from snapexport.contract.manifest import Quantization
 from snapexport.contract.model_facts import ModelFacts
-from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS
-from snapexport.contract.slots import Slots
-from snapexport.contract.steps import Steps
+from snapexport.contract.policies import (
+    BUDGETS,
+    PRESET_DEFAULTS,
+    PRESETS,
+    VOTE_FIELDS,
+    default_pool_kernel,
+    default_ring,
+    topk_per_layer,
+)
+from snapexport.contract.slots import LayerGeometry, Slots
 from snapexport.contract.targets import TARGETS, Target, capabilities
-from snapexport.contract.vote import DEFAULT_L_OBS, VOTE_QUERIES, Vote
+from snapexport.contract.vote import DEFAULT_L_OBS, Vote, Voter
 from snapexport.errors import UserError, flag_of
 from snapexport.files.dtypes import DTYPES, CacheDType, DType
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
+from snapexport.methods import table
+from snapexport.methods.several_tokens.spec import SeveralTokensOptions
 
 WeightsFlag = Literal["keep", "dequantize", "int8", "int4", "fp8"]
 WEIGHTS_FLAGS: tuple[WeightsFlag, ...] = get_args(WeightsFlag)
@@ -43,10 +48,14 @@ streams."""
 CPU_CHUNK = 128
 """The same where a CPU alone runs the graphs. Even a prompt of one token costs a whole chunk."""
 
-_CHOICES = {stage: tuple(options) for stage, options in STAGES.items()} | {
-    "budget": BUDGETS,
-    "vote_queries": VOTE_QUERIES,
-}
+_STAGES = {stage: tuple(options) for stage, options in STAGES.items()}
+
+
+def choices(name: str) -> tuple[str, ...]:
+    """The values of a flag of the vote."""
+    if name == "budget":
+        return BUDGETS + tuple(method.budget for method in table.METHODS if method.budget)
+    return tuple(table.voters()) if name == "vote_queries" else _STAGES[name]
 
 
 def _cache() -> Any:
@@ -54,7 +63,7 @@ def _cache() -> Any:
 
 
 def _choice(name: str) -> Any:
-    return field(default=None, metadata={"group": "cache", "choices": _CHOICES[name]})
+    return field(default=None, metadata={"group": "cache", "choices": choices(name)})
 
 
 def _advanced(default: Any) -> Any:
@@ -84,16 +93,11 @@ class BuildOptions:
     softmax: str | None = _choice("softmax")
     group: str | None = _choice("group")
     budget: str | None = _choice("budget")
-    head_budget: Path | None = field(default=None, metadata={"group": "cache", "metavar": "FILE"})
-    head_groups: int | None = _cache()
     vote_queries: str | None = _choice("vote_queries")
-    mean_queries: Path | None = field(default=None, metadata={"group": "cache", "metavar": "FILE"})
     batch: int = 4
     decode_batches: tuple[int, ...] | None = _advanced(None)
-    tokens_per_step: int = 1
     prefill_chunk: int | None = _advanced(None)
     prefill_capacities: tuple[int, ...] = _advanced(())
-    short_chunks: tuple[int, ...] | None = _advanced(None)
     dtype: DType = "fp32"
     weights: WeightsFlag | None = None
     target: Target = "onnxruntime"
@@ -108,18 +112,18 @@ class BuildOptions:
 
     @classmethod
     def of(cls, **flags: Any) -> "BuildOptions":
-        """The options of flags, those of the graphs among them. Raises UserError."""
-        of_graph = {name: flags.pop(name) for name in GRAPH_FIELDS if name in flags}
-        return cls(**flags, graph=GraphOptions(**of_graph))
+        """The options of flags, those of graphs and methods among them. Raises UserError."""
+        of_graph = {name: flags.pop(name) for name in graph_fields() if name in flags}
+        return cls(**flags, graph=table.graph_options(of_graph))
 
     def __post_init__(self) -> None:
         require_one_of("--policy", self.policy, POLICIES)
         require_one_of("--dtype", self.dtype, DTYPES)
         require_one_of("--target", self.target, tuple(TARGETS))
-        for name, choices in _CHOICES.items():
-            require_one_of(flag_of(name), getattr(self, name), choices)
+        for name in VOTE_FIELDS:
+            require_one_of(flag_of(name), getattr(self, name), choices(name))
         require_one_of("--weights", self.weights, WEIGHTS_FLAGS)
-        require_compatible(vars(self) | vars(self.graph))
+        require_compatible(self.flags)
         object.__setattr__(self, "_shares_by_default", self.graph.share_weights is None)
         object.__setattr__(self, "graph", self._resolved())
         self._require_numbers()
@@ -140,23 +144,20 @@ class BuildOptions:
                 f"--tensor-parallel {self.tensor_parallel} is below 1",
                 "use the number of ranks, or leave it out",
             )
-        if self.head_groups is not None:
-            self._require_head_groups(self.head_groups)
 
-    def _require_head_groups(self, most: int) -> None:
-        if not 2 <= most <= MOST_GROUPS:
-            raise UserError(
-                f"--head-groups {most} is not from 2 to {MOST_GROUPS}",
-                "use 2 to 4: each group costs a decode step an attention of its own",
-            )
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Every flag by field, as the table of exclusions asks about them."""
+        return {**vars(self), **table.flags_of(self.graph)}
 
     def _resolved(self) -> GraphOptions:
         own_weights = self.quantization and self.graph.share_weights is None
         given = replace(self.graph, share_weights=False) if own_weights else self.graph
-        return given.resolved(self.target, self.dtype)
+        return resolved(given, self.target, self.dtype)
 
     def _given_cache_flags(self) -> list[str]:
-        return [flag_of(name) for name in CACHE_FIELDS if getattr(self, name) is not None]
+        flags = self.flags
+        return [flag_of(name) for name in cache_fields() if flags[name] is not None]
 
     def _require_one_budget(self) -> None:
         if self.kv_budget is None:
@@ -183,14 +184,14 @@ class BuildOptions:
         return fixed.get(name, default)
 
     def geometry(
-        self, model: ModelFacts, template_tail: int = 0, heads: HeadBudget | None = None
+        self, model: ModelFacts, template_tail: int = 0, like: CacheGeometry | None = None
     ) -> CacheGeometry:
         """The cache of `model` under these options. Raises UserError.
 
-        template_tail: tokens between a user's message and the answer in the chat template. heads:
-        in place of the file of --head-budget.
+        template_tail: tokens between a user's message and the answer in the chat template. like: a
+        geometry of the model, from which a method takes what a file of the user's would say.
         """
-        require_compatible(vars(self) | vars(self.graph) | model.features)
+        require_compatible(self.flags | model.features)
         if self.L_max > model.max_position_embeddings:
             limit = model.max_position_embeddings
             raise UserError(
@@ -199,23 +200,19 @@ class BuildOptions:
             )
         if self.policy == "full":
             layers, cache_of = model.num_hidden_layers, model.cache_of or ()
-            return CacheGeometry.full(self.L_max, layers, self.tokens_per_step, cache_of)
+            return CacheGeometry.full(self.L_max, layers, self._steps.tokens_per_step, cache_of)
         rings = [layer.ring(self.L_max) for layer in model.cached.values()]
         exact = [ring for ring in rings if ring]
         if len(exact) == len(rings):
             return self._rings_alone(model, exact)
         geometry = self._compressed(model, rings, template_tail)
-        if geometry.vote.budget != "heads":
-            return geometry
-        if self.head_budget is not None:
-            heads = HeadBudget.read(self.head_budget)
-        if heads is None:
-            raise UserError(
-                "--budget heads needs the budget of each KV head",
-                "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
-            )
-        most = _or(self.head_groups, DEFAULT_GROUPS)
-        return with_head_groups(geometry, heads, model, most)
+        for method in table.METHODS:
+            geometry = method.reshape(geometry, self.graph, model, like)
+        return geometry
+
+    @property
+    def _steps(self) -> Steps:
+        return Steps(self.graph.of(SeveralTokensOptions).tokens_per_step)
 
     def _rings_alone(self, model: ModelFacts, rings: Sequence[LayerGeometry]) -> CacheGeometry:
         """All layers have windows: each has an exact ring, and no layer votes."""
@@ -228,9 +225,7 @@ class BuildOptions:
             )
         L_obs = min(DEFAULT_L_OBS, self.L_max, *sizes)
         slots = Slots.of(rings, model.num_hidden_layers, model.cache_of or ())
-        return CacheGeometry(
-            self.policy, self.L_max, slots, Vote(L_obs), Steps(self.tokens_per_step)
-        )
+        return CacheGeometry(self.policy, self.L_max, slots, Vote(L_obs), self._steps)
 
     def _compressed(
         self, model: ModelFacts, rings: Sequence[LayerGeometry | None], template_tail: int
@@ -238,39 +233,45 @@ class BuildOptions:
         """rings: the exact ones of layers that have such; the others vote."""
         L_sink = self._value("L_sink", DEFAULT_L_SINK)
         L_recent, K = self._ring_and_topk(L_sink)
-        budget = self._value("budget", "heads" if self.head_budget else "uniform")
+        budget, voter = self._value("budget", self._implied("budget") or BUDGETS[0]), self._voter
         room = self.L_max - L_sink - L_recent
         voted = iter(topk_per_layer(budget, K, rings.count(None), room))
         shapes = [ring or LayerGeometry(L_sink, L_recent, next(voted)) for ring in rings]
         slots = Slots.of(shapes, model.num_hidden_layers, model.cache_of or ())
         vote = Vote(
-            L_obs=self._value("L_obs", self._window(template_tail, L_recent)),
+            L_obs=self._value("L_obs", self._window(voter, template_tail, L_recent)),
             pool_kernel=self._value("pool_kernel", default_pool_kernel(K)),
             budget=budget,
-            vote_queries="calibrated"
-            if self._calibrated
-            else self._value("vote_queries", "prompt"),
+            voter=voter,
             **{stage: self._value(stage, default) for stage, default in DEFAULTS.items()},
         )
-        return CacheGeometry(self.policy, self.L_max, slots, vote, Steps(self.tokens_per_step))
+        return CacheGeometry(self.policy, self.L_max, slots, vote, self._steps)
 
-    def _window(self, template_tail: int, L_recent: int) -> int:
+    def _implied(self, field: str) -> Any:
+        """What the flags of a method say of the vote, if they are given."""
+        given = {type(one) for one in self.graph.methods}
+        found = (getattr(one, field) for one in table.METHODS if one.options in given)
+        return next(filter(None, found), None)
+
+    @property
+    def _voter(self) -> Voter:
+        """Who votes: by --vote-queries, or by the flags of one of them."""
+        implied: Voter | None = self._implied("voter")
+        name = self._value("vote_queries", None)
+        return implied or table.voter_of(name or Voter().name)
+
+    def _window(self, voter: Voter, template_tail: int, L_recent: int) -> int:
         """W: long enough to see the end of a question behind the template's tail.
 
         Without a tail no longer than it has to be: more of the text before a question would vote. A
         prefill chunk that is given limits it.
         """
-        if self._calibrated:
-            return 1
-        if self.vote_queries == "repeat":
+        if voter.default_window is not None:
+            return voter.default_window
+        if voter.takes_chunk:
             return _or(self.prefill_chunk, self._usual_chunk)
         wanted = template_tail + SEEN_OF_QUESTION if template_tail else DEFAULT_L_OBS
         return max(1, min(wanted, L_recent, self.L_max, _or(self.prefill_chunk, wanted)))
-
-    @property
-    def _calibrated(self) -> bool:
-        """Whether the mean query of other texts votes."""
-        return self.vote_queries == "calibrated" or self.mean_queries is not None
 
     def _ring_and_topk(self, L_sink: int) -> tuple[int, int]:
         """L_recent and K: the given values, else parts of the budget that the sinks leave."""
@@ -349,8 +350,8 @@ class BuildOptions:
                 f"--prefill-chunk {chunk} is not between {least} and {self.L_max} (--L-max)",
                 f"use a value in between, such as {max(least, min(DEFAULT_CHUNK, self.L_max))}",
             )
-        require_compatible(vars(self) | geometry.chunk_facts(chunk) | vars(self.graph))
-        self.graph.require_room(chunk, self.L_max)
+        require_compatible(self.flags | geometry.chunk_facts(chunk))
+        self.graph.require_chunk(chunk, self.L_max)
         return chunk
 
     @property
@@ -365,12 +366,19 @@ def usual_chunk(target: Target, dtype: DType) -> int:
     return DEFAULT_CHUNK if on_gpu else CPU_CHUNK
 
 
-GRAPH_FIELDS = tuple(found.name for found in fields(GraphOptions))
+_SIZES = "kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel"
 
-CACHE_FIELDS = (
-    *("kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel"),
-    *(*_CHOICES, "head_budget", "head_groups", "mean_queries"),
-)
+
+def graph_fields() -> tuple[str, ...]:
+    """The flags that `BuildOptions.graph` holds, those of the methods among them."""
+    return (*CORE_FIELDS, *table.option_fields())
+
+
+def cache_fields() -> tuple[str, ...]:
+    """The flags that shape a compressed cache."""
+    methods = (one for kind in table.option_classes() for one in fields(kind))
+    own = (one.name for one in methods if one.metadata["group"] == "cache")
+    return (*_SIZES, *VOTE_FIELDS, *own)
 
 
 def _or(given: int | None, default: int) -> int:

@@ -3,12 +3,13 @@
 from dataclasses import dataclass, replace
 
 from snapexport.builder.copied import read_texts
-from snapexport.builder.mean_queries import MeanQueries
 from snapexport.builder.options import BuildOptions
-from snapexport.builder.prefill_sizes import capacities, short_chunks
+from snapexport.builder.prefill_sizes import capacities
 from snapexport.builder.template_tail import template_tail
 from snapexport.builder.weights_flag import with_weights
+from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import uneven_batch
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.exporter import (
     architectures,
@@ -16,13 +17,14 @@ from snapexport.exporter import (
     decoders,
     derived,
     hub,
-    mtp_layer,
     shapes,
     weights,
 )
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.opening import open_checkpoint, with_tokenizer
 from snapexport.exporter.ranks import require_ranks
+from snapexport.methods import table
+from snapexport.methods.short_chunks.spec import short_chunks
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,6 @@ class ResolvedBuild:
     prefill_chunk: int
     prefill_capacities: list[int]
     short_chunks: list[int]
-    mean_queries: MeanQueries | None = None
 
 
 def resolve(options: BuildOptions) -> ResolvedBuild:
@@ -59,18 +60,17 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     folder, is_gguf = with_tokenizer(checkpoint), checkpoint.gguf is not None
     texts = read_texts(folder, model.vocab_size, is_whole=is_gguf)
     geometry = options.geometry(model, template_tail(texts, checkpoint.source))
-    means = MeanQueries.read(options.mean_queries) if options.mean_queries else None
-    if means:
-        means.require_model(model)
-    options.graph.require_vocabulary(model.vocab_size)
+    options.graph.require_model(model)
     require_ranks(checkpoint, decoder, options.tensor_parallel)
     batches = [*options.smaller_batches, options.batch]
-    options.graph.require_ranks(options.tensor_parallel, batches)
+    uneven = uneven_batch(options.tensor_parallel, batches)
+    require_compatible(options.flags | {"uneven_slots": uneven})
     stored, checkpoint = checkpoint, conversion.by_model_names(checkpoint, decoder)
     shapes.require_tensors(checkpoint, decoder)
     stored = replace(stored, told=(*stored.told, *shapes.unread(checkpoint, decoder)))
-    if options.graph.mtp:
-        mtp_layer.require_layer(checkpoint, decoder)
+    for method in table.methods_on(geometry, options.graph):
+        if export := method.part("export"):
+            export.require(checkpoint, decoder)
     checkpoint = derived.with_derived(checkpoint, decoder)
     chunk = options.chunk(geometry)
     return ResolvedBuild(
@@ -83,6 +83,10 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
         geometry=geometry,
         prefill_chunk=chunk,
         prefill_capacities=capacities(options, chunk),
-        short_chunks=short_chunks(options, geometry, chunk),
-        mean_queries=means,
+        short_chunks=short_chunks(
+            options.graph,
+            geometry,
+            chunk,
+            copies_weights=options.copies_weights or options.holds_integers,
+        ),
     )

@@ -17,7 +17,7 @@ from snapexport.builder.progress import Progress
 from snapexport.builder.ranks import place_ranks, write_ranks
 from snapexport.builder.resolved import ResolvedBuild
 from snapexport.contract.build_directory import Build
-from snapexport.contract.graph_kinds import MTP, MTP_PREFILL, VERIFY, graph_of
+from snapexport.contract.graph_kinds import graph_of
 from snapexport.contract.manifest import (
     FORMAT_VERSION,
     WEIGHTS,
@@ -28,15 +28,18 @@ from snapexport.contract.manifest import (
 )
 from snapexport.contract.targets import capabilities
 from snapexport.contract.verified import Verified
-from snapexport.exporter import fp8, link, mtp, trace, weights
+from snapexport.exporter import fp8, link, trace, weights
 from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.integers import choice, told
 from snapexport.exporter.integers.marks import Marking
 from snapexport.exporter.integers.parts import Weight
 from snapexport.exporter.link import Traced
+from snapexport.exporter.method import TracedModel
 from snapexport.files.dtypes import BY_FLAG
+from snapexport.graphs.method import surgeries
 from snapexport.graphs.recipe import Recipe
+from snapexport.methods import table
 
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
 
@@ -84,15 +87,20 @@ def trace_model(
         )
     progress.stage("tying the graphs to the weights")
     traces = _linked(resolved, traced, placed)
-    return resolved.mean_queries.stamped(traces) if resolved.mean_queries else traces, placed
+    for method in surgeries(_recipe(resolved)):
+        for name, model in traces.models.items():
+            if graph_of(name).kind.name == "prefill":
+                method.stamp(resolved.options.graph, model)
+    return traces, placed
 
 
 def _traced(
     resolved: ResolvedBuild, dtype: torch.dtype, progress: Progress
 ) -> dict[GraphName, Traced]:
     """A trace of each kind of graph that the build has."""
-    decoder, chunk, states = resolved.decoder, resolved.prefill_chunk, resolved.options.graph.mtp
-    ranks = resolved.options.tensor_parallel
+    decoder, chunk, graph = resolved.decoder, resolved.prefill_chunk, resolved.options.graph
+    ranks, methods = resolved.options.tensor_parallel, table.methods_on(resolved.geometry, graph)
+    states = any(method.reads_hidden_states for method in methods)
     progress.stage("tracing prefill")
     models = {
         f"prefill.c{tokens}": trace.trace_prefill(decoder, dtype, tokens, states, ranks)
@@ -100,15 +108,13 @@ def _traced(
     }
     models["prefill"] = trace.trace_prefill(decoder, dtype, chunk, states, ranks)
     progress.stage("tracing decode")
-    parallel = resolved.options.graph.data_parallel_attention
+    parallel = graph.data_parallel_attention
     models["decode"] = trace.trace_decode(decoder, dtype, states, 1, ranks, parallel)
-    if (tokens := resolved.geometry.steps.tokens_per_step) > 1:
-        progress.stage("tracing decode of several tokens")
-        models[VERIFY] = trace.trace_decode(decoder, dtype, states, tokens, ranks)
-    if states:
-        progress.stage("tracing multi-token prediction")
-        models[MTP] = mtp.trace_mtp(decoder, dtype)
-        models[MTP_PREFILL] = mtp.trace_mtp_prefill(decoder, dtype, chunk)
+    model = TracedModel(decoder, dtype, resolved.geometry, chunk, states, ranks)
+    for method in methods:
+        if export := method.part("export"):
+            progress.stage(f"tracing {export.title}")
+            models |= export.traces(model)
     return {name: Traced.of(model, decoder) for name, model in models.items()}
 
 
@@ -149,6 +155,11 @@ def _linked(
     return Traces(models, resolved.prefill_chunk)
 
 
+def _recipe(resolved: ResolvedBuild) -> Recipe:
+    options = resolved.options
+    return Recipe(resolved.geometry, options.target, options.graph)
+
+
 def write_graphs(
     resolved: ResolvedBuild, traces: Traces, directory: Path
 ) -> tuple[dict[GraphName, GraphEntry], dict[GraphName, list[GraphEntry]]]:
@@ -159,7 +170,7 @@ def write_graphs(
     options = resolved.options
     graphs = finished_graphs(
         traces,
-        Recipe(resolved.geometry, options.target, options.graph),
+        _recipe(resolved),
         prefill_capacities=resolved.prefill_capacities,
         baseline=options.baseline,
     )
@@ -186,7 +197,7 @@ def manifest_of(
         dtype=resolved.options.dtype,
         quantization=resolved.options.quantization,
         target=resolved.options.target,
-        graph_options=resolved.options.graph,
+        graph_options=resolved.options.graph.recorded(),
         graphs=graphs,
         traces=traces,
         tensor_parallel=resolved.options.tensor_parallel,

@@ -19,11 +19,29 @@ from snapexport.cli.summary import build_summary, print_summary
 from snapexport.contract.exclusions import refusal
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.targets import capabilities
+from snapexport.contract.vote import Voter
+from snapexport.methods.table import option_classes, voters
 
 HELP = "checkpoint -> build directory"
 
-OF_GRAPHS = {field.name: field.metadata["help"] for field in dataclasses.fields(GraphOptions)}
-HELPS = OF_GRAPHS | {
+
+def classes() -> tuple[type, ...]:
+    """What has the flags of a build."""
+    return (BuildOptions, GraphOptions, *option_classes())
+
+
+def helps() -> dict[str, str]:
+    """The help of each flag, by its field."""
+    found = {
+        field.name: field.metadata["help"]
+        for kind in classes()
+        for field in dataclasses.fields(kind)
+        if "help" in field.metadata
+    }
+    return found | _HELPS
+
+
+_HELPS = {
     "model": "checkpoint directory, GGUF file, or a Hugging Face Hub id",
     "out": "the build directory to make",
     "L_max": "longest prompt, tokens",
@@ -32,12 +50,8 @@ HELPS = OF_GRAPHS | {
     "(default: 1, 4, 16 ... below --batch; 1 for integers; none where each would hold all weights)",
     "prefill_chunk": "tokens of one prefill step; L_max: the whole prompt at once, compressed "
     "inside the graph (default: 128 for ONNX Runtime in fp32, else 512; half of L_max at most)",
-    "tokens_per_step": "most tokens of a batch slot in a decode step: further graphs check drafts "
-    "of the next tokens, found in the prompt and in the output (default: 1)",
     "prefill_capacities": "positions of the caches of further prefill graphs, for shorter prompts: "
     "TensorRT's attention reads the whole cache in each chunk (default: none)",
-    "short_chunks": "tokens of shorter prefill steps, for turns and a prompt's rest; 0: none "
-    "(default: 32 with --extend where graphs need no copy of the weights)",
     "dtype": "dtype of weights, activations and cache; the CPU has no bf16",
     "weights": "of linear layers, experts and embedding. keep: integers of a quantized checkpoint "
     "as they are (default where it has some and the target takes them; for the tensorrt targets, "
@@ -75,27 +89,22 @@ HELPS = OF_GRAPHS | {
     "group": "how votes of the query heads of a KV head are combined (default: mean)",
     "budget": "K of the layers: equal, or falling from first to last as in PyramidKV; heads: K of "
     "each KV head, by --head-budget (default: uniform)",
-    "head_budget": "K of each KV head, in a JSON file (docs/reference/vote-options.md)",
-    "head_groups": "most groups of a layer's KV heads: a group's heads keep as many positions "
-    "(default: 2)",
-    "vote_queries": "whose queries vote: the last --L-obs prompt tokens'; those of as many pseudo "
-    "tokens, which the model writes after the prompt and forgets; or those of the whole prompt, "
-    "which is fed a second time; or the mean query of other texts, by --mean-queries (default: "
-    "prompt)",
-    "mean_queries": "queries of texts, in a file of `snapexport calibrate --mean-queries`",
+    "vote_queries": "whose queries vote (docs/reference/vote-options.md). "
+    + "; ".join(f"{voter.name}: {voter.help}" for voter in voters().values())
+    + f" (default: {Voter().name})",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of BuildOptions and GraphOptions, and --json."""
     parser.usage = "%(prog)s --model NAME --L-max N --out DIR [flags]"
-    flags.add_grouped(parser, (BuildOptions, GraphOptions), HELPS)
+    flags.add_grouped(parser, classes(), helps())
     parser.add_argument("--json", action="store_true", help="print the manifest's summary as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Build, and print the summary."""
-    options = BuildOptions.of(**flags.values(arguments, HELPS))
+    options = BuildOptions.of(**flags.values(arguments, helps()))
     if not capabilities(options.target).runs_on_gpu:
         _note_without_a_cpu(options)
     with BuildProgress() as progress:

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _parked_rows(manifest: Manifest, baseline: bool) -> int:
     """One conversation's row, where the build can park it."""
-    extends = manifest.graph_options.extend and not baseline
+    extends = "extend" in manifest.graphs and not baseline
     return int(extends and manifest.tensor_parallel == 1)
 
 

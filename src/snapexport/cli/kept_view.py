@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 
 SHADES = " ·░▒▓█"
 SINK, RING, KEPT = "cyan", "green", "yellow"

@@ -11,12 +11,10 @@ examples:
 import argparse
 import json
 
-from snapexport.builder import BuildOptions
 from snapexport.builder.plan import PlanRequest, make_plan
 from snapexport.builder.plan.request import parse_memory
 from snapexport.cli import build, flags
 from snapexport.cli.plan_view import print_plan
-from snapexport.contract.graph_options import GraphOptions
 
 HELP = "find what fits into a memory, before anything is built"
 
@@ -25,15 +23,21 @@ NOT_PLANNED = {
     *("decode_batches", "tokens_per_step", "tensor_parallel"),
 }
 """Flags of `build` that a plan does not take."""
-HELPS = {name: text for name, text in build.HELPS.items() if name not in NOT_PLANNED} | {
+_HELPS = {
     "batch": "batch slots: requests that decode side by side (default: as many as fit)",
     "prefill_chunk": "tokens of one prefill step; L_max: a single shot (default: the best that "
     "fits)",
     "dtype": "dtype of weights, activations and cache (default: fp32; for tensorrt the "
     "checkpoint's own 16 bits, or bf16)",
-    "policy": build.HELPS["policy"] + " (default: snapstream, or full where a given batch fits it)",
     "kv_budget": "cache slots per layer and KV head, all parts together (default: chosen)",
 }
+
+
+def helps() -> dict[str, str]:
+    """The help of each flag of `build` that decides about memory, by its field."""
+    found = {name: text for name, text in build.helps().items() if name not in NOT_PLANNED}
+    policy = f"{found['policy']} (default: snapstream, or full where a given batch fits it)"
+    return found | _HELPS | {"policy": policy}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,14 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="all the memory that there is, such as 80GiB, 24GB or 512M",
     )
     parser.usage = "%(prog)s --model NAME --L-max N --memory SIZE [flags]"
-    flags.add_grouped(parser, (BuildOptions, GraphOptions), HELPS)
+    flags.add_grouped(parser, build.classes(), helps())
     parser.set_defaults(policy=None, batch=None, dtype=None)
     parser.add_argument("--json", action="store_true", help="print every alternative as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the alternatives and the recommendation."""
-    given = flags.values(arguments, HELPS)
+    given = flags.values(arguments, helps())
     request = PlanRequest(parse_memory(arguments.memory), given)
     plan = make_plan(request)
     if arguments.json:

@@ -6,13 +6,12 @@ from typing import Any, TypeVar
 from snapexport.cli.console import print_rows
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.layer_geometry import LayerGeometry
-from snapexport.contract.layer_heads import LayerHeads
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import cache_bytes, composed_attention, weights_bytes
-from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.model_facts import LayerHeads, ModelFacts
 from snapexport.contract.sizes import spelled
-from snapexport.contract.voters import vote_summary
+from snapexport.contract.slots import LayerGeometry
+from snapexport.methods.table import METHODS, methods_on
 
 Kind = TypeVar("Kind")
 TOKENIZER = "tokenizer.json"
@@ -48,8 +47,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "prompt_cache_dtype": manifest.graph_options.prompt_cache_dtype or manifest.dtype,
         "decode_attention": manifest.graph_options.decode_attention,
         "tokens_per_step": manifest.geometry.steps.tokens_per_step,
-        "top_tokens": manifest.graph_options.top_tokens,
-        "draft_ring": _draft_ring(manifest),
+        **_of_methods(manifest),
         "tensor_parallel": manifest.tensor_parallel,
         "target": manifest.target,
         "verified": manifest.verified.model_dump() if manifest.verified else None,
@@ -78,7 +76,7 @@ def print_summary(build: Build) -> None:
         "cache": _cache_line(manifest.geometry),
         "decode": _decode_line(manifest),
         "prefill": _prefill_line(manifest),
-        "sampling": _sampling_line(manifest),
+        "sampling": "from logits",
         "graphs": f"{', '.join(summary['graphs'])} ({summary['target']}, {summary['dtype']})",
         "tokenizer": TOKENIZER if summary["tokenizer"] else NO_TOKENIZER,
         "weights": _weights_line(manifest, memory["weights_bytes"]),
@@ -89,8 +87,10 @@ def print_summary(build: Build) -> None:
     }
     if manifest.verified:
         rows["verified"] = manifest.comparison
-    if ring := summary["draft_ring"]:
-        rows["drafts"] = f"multi-token prediction, whose layer sees the last {ring} positions"
+    for method in methods_on(manifest.geometry, manifest.graph_options):
+        for title, words in method.words(manifest.geometry, manifest.graph_options).items():
+            is_more = title == "prefill"
+            rows[title] = f"{rows[title]}, {words}" if is_more else words
     if manifest.tensor_parallel > 1:
         own = spelled(weights_bytes(manifest.of_rank()))
         rows["ranks"] = (
@@ -101,9 +101,13 @@ def print_summary(build: Build) -> None:
     print_rows(rows)
 
 
-def _draft_ring(manifest: Manifest) -> int | None:
-    """Positions of the ring of multi-token prediction; None where the build has none."""
-    return manifest.geometry.draft_ring if manifest.graph_options.mtp else None
+def _of_methods(manifest: Manifest) -> dict[str, Any]:
+    """What the methods record: their options, and what else they report."""
+    geometry, options = manifest.geometry, manifest.graph_options
+    reported: dict[str, Any] = {}
+    for method in METHODS:
+        reported |= method.report(geometry, options)
+    return reported
 
 
 def _layout(manifest: Manifest) -> str:
@@ -119,8 +123,6 @@ def _prefill_line(manifest: Manifest) -> str:
     *smaller, _ = manifest.prefill_graphs()
     if smaller:
         line += f", in caches of {', '.join(map(str, smaller))} positions while they suffice"
-    if budget := manifest.graph_options.prefill_budget:
-        line += f", amid longer prompts to {budget} positions of the past"
     return line
 
 
@@ -172,14 +174,6 @@ def _composed_line(composed: dict[str, int]) -> str:
     return f"no fused kernel in {graphs}: composed of single operators (docs/how-to/tensorrt.md)"
 
 
-def _sampling_line(manifest: Manifest) -> str:
-    """The outputs from which the next token is chosen."""
-    top_tokens = manifest.graph_options.top_tokens
-    if not top_tokens:
-        return "from logits"
-    return f"from {top_tokens} top tokens, or from logits where these are too few"
-
-
 def _cache_line(geometry: CacheGeometry) -> str:
     if geometry.policy == "full":
         return f"full: every position up to {geometry.L_max}"
@@ -188,7 +182,7 @@ def _cache_line(geometry: CacheGeometry) -> str:
     line = f"{geometry.policy}: {parts} for prompts up to {geometry.longest_prompt}"
     if not any(layer.K for layer in layers):
         return line
-    who, counted = vote_summary(geometry.vote)
+    who, counted = geometry.vote.words
     return f"{line} ({who}, pool {geometry.vote.pool_kernel}; {counted})"
 
 

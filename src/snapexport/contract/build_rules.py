@@ -1,16 +1,30 @@
 """The rules of a build: flags of `build` and `plan` that exclude each other.
 
-Facts are flags by field, and of the model: those of `ModelFacts.features`; `gguf`, `quantized`,
-`attention_sinks`, `mlp_bias`, `other_family`; `CacheGeometry.chunk_facts` adds those of prefill's
-chunks, and `uneven_slots` are batch slots that ranks cannot share equally.
+Those of a cache method are in its `spec.py`. Facts are flags by field, and of the model: those of
+`ModelFacts.features`; `gguf`, `quantized`, `attention_sinks`, `mlp_bias`, `other_family`;
+`CacheGeometry.chunk_facts` adds those of prefill's chunks, and `uneven_slots` are batch slots that
+ranks cannot share equally.
 """
 
 from collections.abc import Callable
 
-from snapexport.contract.presets import PRESETS
+from snapexport.contract.choices import (
+    BASELINE,
+    CHUNKED,
+    FULL,
+    IRREGULAR,
+    KEEPS_ALL,
+    LATENT,
+    NARROW_PROMPT,
+    NO_TOPK,
+    RANKS,
+    SINGLE_SHOT,
+    STREAMING,
+    WIDTHS,
+)
+from snapexport.contract.policies import PRESETS
 from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule, fact, flag, some, value
 from snapexport.contract.targets import TARGETS, TargetCapabilities, capabilities, targets_with
-from snapexport.contract.voters import VOTERS
 from snapexport.errors import flag_of
 
 
@@ -35,101 +49,22 @@ QUANTIZED = Choice(
     lambda f: f.get("weights") not in (None, "dequantize"),
 )
 SHARED, LINKED = flag("share_weights"), flag("link_weights")
-EXTEND, MTP, BASELINE = flag("extend"), flag("mtp"), flag("baseline")
-PSEUDO, REPEAT = value("vote_queries", "pseudo"), value("vote_queries", "repeat")
-CALIBRATED = Choice(
-    "--vote-queries calibrated",
-    {"vote_queries": "calibrated", "mean_queries": True},
-    lambda f: f.get("vote_queries") == "calibrated" or bool(f.get("mean_queries")),
-)
-MEANS = some("--mean-queries", "mean_queries", True)
-NO_MEANS = Choice(
-    "--mean-queries",
-    {"mean_queries": None},
-    lambda f: "mean_queries" in f and not f["mean_queries"],
-    joined="without",
-)
-OTHER_QUERIES = Choice(
-    "--vote-queries {vote_queries}",
-    {"vote_queries": "prompt"},
-    lambda f: f.get("vote_queries") not in (None, "calibrated"),
-)
-STEPS = Choice(
-    "--tokens-per-step {tokens_per_step}",
-    {"tokens_per_step": 4},
-    lambda f: f.get("tokens_per_step", 1) > 1,
-)
-RANKS = Choice(
-    "--tensor-parallel {tensor_parallel}",
-    {"tensor_parallel": 2},
-    lambda f: f.get("tensor_parallel", 1) != 1,
-)
-HEADS = Choice(
-    "--head-budget",
-    {"head_budget": True},
-    lambda f: bool(f.get("head_budget")) or f.get("budget") == "heads",
-)
-EQUAL_HEADS = Choice(
-    "--budget {budget}",
-    {"budget": "uniform"},
-    lambda f: f.get("budget") not in (None, "heads"),
-)
 STORED = Choice(
     "--cache-dtype {cache_dtype}",
     {"cache_dtype": "int8", "dtype": "fp32"},
     lambda f: f.get("cache_dtype") not in (None, f.get("dtype")),
 )
-NARROW_PROMPT = Choice(
-    "--prompt-cache-dtype {prompt_cache_dtype}",
-    {"prompt_cache_dtype": "fp16", "dtype": "fp32"},
-    lambda f: f.get("prompt_cache_dtype") not in (None, f.get("dtype")),
-)
-INT8 = value("cache_dtype", "int8")
 FP16_CACHE = Choice(
     "--cache-dtype fp16",
     {"cache_dtype": "fp16", "dtype": "fp32"},
     lambda f: f.get("cache_dtype") == "fp16" != f.get("dtype"),
 )
-VALID, ALL = value("decode_attention", "valid"), value("decode_attention", "all")
-BUDGETED = some("--prefill-budget", "prefill_budget", 2048)
+VALID = value("decode_attention", "valid")
 CAPACITIES = some("--prefill-capacities", "prefill_capacities", (64,))
-SHORT = Choice(
-    "--short-chunks",
-    {"short_chunks": (32,)},
-    lambda f: any(f.get("short_chunks") or ()),
-)
 KEPT = some("--K {K}", "K", 16)
-FULL, STREAMING, SAGE = (value("policy", policy) for policy in ("full", "streaming", "sage"))
-LATENT = fact("latent attention", "latent", joined="for")
 KV_HEADS = fact("attention with KV heads", "latent", value=False, joined="for")
-OTHER_HEADS = fact("models whose layers have different heads", "uneven_heads", joined="for")
-WIDTHS = fact("keys and values of different widths", "unequal_widths", joined="for")
-IRREGULAR = fact(
-    "models with uneven heads, shared caches or chunked attention", "irregular", joined="for"
-)
-SHARED_CACHES = fact("models whose layers share caches", "shared_caches", joined="for")
-STATES = fact("models with recurrent states", "states", joined="for")
-CHUNKED = fact("chunked attention", "chunked", joined="for")
 SHARED_SLOTS = flag("data_parallel_attention")
 NO_RANKS = fact("--tensor-parallel", "tensor_parallel", value=1, joined="without")
-GROUPED = flag("head_groups", 2)
-NO_HEADS = Choice(
-    "--head-budget",
-    {"head_budget": None},
-    lambda f: "head_budget" in f and not HEADS.holds(f),
-    joined="without",
-)
-AFTER_PROMPT = Choice(
-    "--vote-queries {vote_queries}",
-    {"vote_queries": "repeat"},
-    lambda f: f.get("vote_queries") in ("pseudo", "repeat", "calibrated"),
-)
-SINGLE_SHOT = fact("a prefill chunk of L_max", "single_shot")
-OTHER_CHUNKS = Choice(
-    "a prefill chunk of {prefill_chunk} for --L-obs {voters}",
-    {"voters": 8, "prefill_chunk": 16},
-    lambda f: "voters" in f and f["voters"] != f["prefill_chunk"],
-)
 UNEVEN = some("{uneven_slots} batch slots", "uneven_slots", 3)
 UNCUT = (
     fact("GGUF files", "gguf", joined="for"),
@@ -146,11 +81,10 @@ _VOTES = {
     "softmax": "causal",
     "group": "max",
     "budget": "pyramid",
-    "vote_queries": "pseudo",
+    "vote_queries": "prompt",
 }
 _SIZES = {"kv_budget": 64, "L_sink": 4, "L_recent": 32, "K": 16, "L_obs": 8, "pool_kernel": 7}
 _ANOTHER = {"L_sink": 4, "L_obs": 8, "pool_kernel": 7, "softmax": "candidates"}
-_KEEPS_ALL = "it keeps every position"
 _OF_COMPRESSED = "the full cache has one form, and prefill extends it"
 
 
@@ -213,12 +147,6 @@ BUILD_RULES: tuple[Rule, ...] = (
     Rule(LINKED, INTEGERS, "quantized weights are new files"),
     # Caches.
     Rule(
-        INT8,
-        ALL,
-        "int8 caches are read only at valid slots",
-        "drop --decode-attention all",
-    ),
-    Rule(
         FP16_CACHE,
         VALID,
         "ONNX Runtime's operator for valid slots takes longer over fp16 than over fp32",
@@ -241,17 +169,8 @@ BUILD_RULES: tuple[Rule, ...] = (
         "",
         f"leave it out, or use --target {targets_with('valid_slots')}",
     ),
-    Rule(
-        INT8,
-        LATENT,
-        "a cache of latents is small already",
-        "leave it out, or use --cache-dtype fp16",
-    ),
     Rule(VALID, LATENT, "ONNX Runtime has no operator for it", LEAVE_OUT),
-    *(
-        Rule(choice, WIDTHS, "ONNX Runtime's operator for valid slots takes one width", LEAVE_OUT)
-        for choice in (VALID, INT8)
-    ),
+    Rule(VALID, WIDTHS, "ONNX Runtime's operator for valid slots takes one width", LEAVE_OUT),
     Rule(
         CAPACITIES,
         _targets(lambda target, f: not target.attends_to_capacity),
@@ -259,85 +178,24 @@ BUILD_RULES: tuple[Rule, ...] = (
         f"leave it out, or use --target {targets_with('attends_to_capacity')}",
     ),
     # Policies and votes.
-    Rule(EXTEND, FULL, _OF_COMPRESSED, LEAVE_OUT),
     Rule(STORED, FULL, _OF_COMPRESSED, "leave it out: the full cache has the build's dtype"),
     Rule(VALID, FULL, _OF_COMPRESSED, LEAVE_OUT),
     Rule(BASELINE, FULL, "its graphs are the baseline's already"),
     *(
-        Rule(flag(field, example), FULL, _KEEPS_ALL, LEAVE_OUT)
+        Rule(flag(field, example), FULL, KEEPS_ALL, LEAVE_OUT)
         for field, example in (_SIZES | _VOTES).items()
     ),
-    *(Rule(choice, FULL, _KEEPS_ALL, LEAVE_OUT) for choice in (HEADS, MEANS)),
-    Rule(GROUPED, FULL, _KEEPS_ALL, LEAVE_OUT),
     *(
-        Rule(flag(field, example), STREAMING, "it keeps no top-k", LEAVE_OUT)
+        Rule(flag(field, example), STREAMING, NO_TOPK, LEAVE_OUT)
         for field, example in _VOTES.items()
     ),
-    Rule(KEPT, STREAMING, "it keeps no top-k", LEAVE_OUT),
-    *(Rule(choice, STREAMING, "it keeps no top-k", LEAVE_OUT) for choice in (HEADS, MEANS)),
+    Rule(KEPT, STREAMING, NO_TOPK, LEAVE_OUT),
     *(
         _fixed(policy, field, fixed)
         for policy, fields in PRESETS.items()
         for field, fixed in fields.items()
         if field != "K"  # KEPT
     ),
-    Rule(
-        GROUPED,
-        NO_HEADS,
-        "it groups KV heads by their budgets",
-        "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
-    ),
-    Rule(HEADS, EQUAL_HEADS, "it shares K among KV heads"),
-    Rule(HEADS, OTHER_HEADS, "a file of head budgets has one number of KV heads", LEAVE_OUT),
-    Rule(HEADS, SHARED_CACHES, "a group would have queries of several layers", LEAVE_OUT),
-    Rule(HEADS, STATES, "", LEAVE_OUT),
-    *(Rule(HEADS, choice, "") for choice in (REPEAT, CALIBRATED)),
-    *(
-        Rule(choice, STATES, f"{what}, and a state takes each token once", LEAVE_OUT)
-        for choice, what in (
-            (PSEUDO, "pseudo tokens are taken back after their vote"),
-            (REPEAT, "a repeated prompt is taken back after its vote"),
-            (STEPS, "wrong drafts are taken back"),
-            (BUDGETED, "blocks of keys begin where whole chunks do"),
-        )
-    ),
-    Rule(EXTEND, PSEUDO, "the end of a block or of its prompt votes"),
-    Rule(EXTEND, REPEAT, "the end of a block or of its prompt votes"),
-    *(
-        Rule(choice, SAGE, "there the last token votes alone", "use --policy snapstream")
-        for choice in (REPEAT, CALIBRATED)
-    ),
-    *(
-        Rule(flag(field, (_SIZES | _VOTES)[field]), choice, why, LEAVE_OUT)
-        for choice, why in (
-            (REPEAT, "a position is worth the largest attention that any repeated token gives it"),
-            (CALIBRATED, "a position is worth its key's score by the mean query"),
-        )
-        for field in VOTERS[choice.example["vote_queries"]].unused
-    ),
-    Rule(
-        CALIBRATED,
-        NO_MEANS,
-        "it votes by the mean queries of texts",
-        "measure them with `snapexport calibrate BUILD --mean-queries --documents DIR --out FILE`",
-    ),
-    Rule(MEANS, OTHER_QUERIES, "they are for --vote-queries calibrated", LEAVE_OUT),
-    Rule(CALIBRATED, LATENT, "its queries are no states of one head", LEAVE_OUT),
-    Rule(CALIBRATED, RANKS, "", LEAVE_OUT),
-    Rule(MTP, IRREGULAR, "", LEAVE_OUT),
-    Rule(
-        AFTER_PROMPT,
-        SINGLE_SHOT,
-        "a single shot keeps no full-length cache of the prompt",
-        "use a --prefill-chunk below --L-max",
-    ),
-    Rule(REPEAT, OTHER_CHUNKS, "all tokens of a prefill chunk vote", "leave --L-obs out"),
-    # Sparse prefill.
-    Rule(
-        BUDGETED, SINGLE_SHOT, "a single shot is one chunk", "use a --prefill-chunk below --L-max"
-    ),
-    Rule(BUDGETED, LATENT, "blocks are chosen by keys of KV heads", LEAVE_OUT),
-    Rule(BUDGETED, FULL, "the full cache is exact, for comparison", LEAVE_OUT),
     # The prompt's cache in fewer bits.
     Rule(
         NARROW_PROMPT,
@@ -359,22 +217,8 @@ BUILD_RULES: tuple[Rule, ...] = (
         )
         for model in (LATENT, WIDTHS, CHUNKED)
     ),
-    Rule(NARROW_PROMPT, BUDGETED, "blocks are chosen by keys in the dtype"),
-    # Short chunks.
-    Rule(
-        SHORT,
-        SINGLE_SHOT,
-        "a single shot is padded to L_max",
-        "leave it out, or use a smaller --prefill-chunk",
-    ),
-    Rule(SHORT, MTP, "its drafter reads the hidden states of whole chunks"),
-    Rule(SHORT, BUDGETED, "a prompt's last whole chunk attends to everything"),
-    Rule(SHORT, REPEAT, "all tokens of a prefill chunk vote"),
     # Ranks.
-    *(
-        Rule(choice, RANKS, "")
-        for choice in (QUANTIZED, MTP, BASELINE, LINKED, STEPS, PSEUDO, REPEAT, HEADS, BUDGETED)
-    ),
+    *(Rule(choice, RANKS, "") for choice in (QUANTIZED, BASELINE, LINKED)),
     *(Rule(RANKS, model, "", LEAVE_OUT) for model in UNCUT),
     Rule(SHARED_SLOTS, KV_HEADS, "each rank has KV heads of its own", LEAVE_OUT),
     Rule(SHARED_SLOTS, NO_RANKS, "it is for latent attention with --tensor-parallel", LEAVE_OUT),

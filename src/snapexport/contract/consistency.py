@@ -8,12 +8,15 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import PurePosixPath
 
-from snapexport.contract.exclusions import require_compatible
-from snapexport.contract.layer_heads import LayerHeads
+from snapexport.contract.exclusions import require_compatible, resolved
+from snapexport.contract.graph_options import uneven_batch
 from snapexport.contract.manifest import REBUILD, Manifest
-from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.model_facts import LayerHeads, ModelFacts
 from snapexport.contract.rule import Facts
+from snapexport.contract.vote import Vote
 from snapexport.errors import UserError
+from snapexport.methods import table
+from snapexport.methods.table import recorded_flags
 
 
 def require_closed(manifest: Manifest) -> None:
@@ -32,9 +35,10 @@ def _require_numbers(manifest: Manifest) -> None:
     _require_range("prefill_chunk", manifest.prefill_chunk, least, geometry.L_max)
     for tokens in manifest.short_chunks:
         _require_range("short chunk", tokens, least, manifest.prefill_chunk - 1)
-    facts = geometry.chunk_facts(manifest.prefill_chunk) | vars(manifest.graph_options)
-    require_compatible(facts | {"short_chunks": manifest.short_chunks})
-    manifest.graph_options.require_room(manifest.prefill_chunk, geometry.L_max)
+    recorded = recorded_flags(manifest.graph_options)
+    facts = {**recorded, **geometry.chunk_facts(manifest.prefill_chunk)}
+    require_compatible(facts | {"short_chunks": tuple(manifest.short_chunks)})
+    manifest.graph_options.require_chunk(manifest.prefill_chunk, geometry.L_max)
     for token in model.eos_token_id:
         _require_range("model.eos_token_id", token, 0, model.vocab_size - 1)
 
@@ -48,7 +52,8 @@ def _require_ranks(manifest: Manifest) -> None:
         raise UserError(f"the manifest's model cannot be cut for {ranks} ranks", REBUILD)
     if ranks > 1 and manifest.engines:
         raise UserError("the manifest has several ranks, and engines", REBUILD)
-    manifest.graph_options.require_ranks(ranks, manifest.decode_graphs())
+    uneven = uneven_batch(ranks, manifest.decode_graphs())
+    require_compatible({**recorded_flags(manifest.graph_options), "uneven_slots": uneven})
 
 
 def _require_layers(manifest: Manifest) -> None:
@@ -114,34 +119,35 @@ def _require_head_groups(manifest: Manifest) -> None:
 def _require_options(manifest: Manifest) -> None:
     """The graph options are resolved, so they are what they resolve to."""
     options, model = manifest.graph_options, manifest.model
-    options.require_vocabulary(model.vocab_size)
+    options.require_model(model)
     require_compatible(_facts(manifest))
-    resolved = options.resolved(manifest.target, manifest.dtype)
+    again = resolved(options, manifest.target, manifest.dtype)
     if not manifest.geometry.compresses:
-        resolved = resolved.of_full_cache()
-    if resolved != options:
+        again = again.of_full_cache()
+    if again != options:
         raise UserError(
             f"the manifest's graph options {options!r:.200} are not those of a build", REBUILD
         )
 
 
 def _facts(manifest: Manifest) -> Facts:
-    """What the table of exclusions asks about."""
+    """What the table of exclusions asks about: no flag that a manifest can't know."""
     geometry, queries = manifest.geometry, manifest.geometry.vote.vote_queries
+    known = {**recorded_flags(manifest.graph_options)}
+    for method in table.METHODS:
+        known |= method.facts(geometry)
     return (
-        vars(manifest.graph_options)
+        known
         | {
             "policy": geometry.policy,
             "weights": manifest.quantization,
             "target": manifest.target,
             "dtype": manifest.dtype,
             "tensor_parallel": manifest.tensor_parallel,
-            "tokens_per_step": geometry.steps.tokens_per_step,
             "baseline": bool(manifest.traces),
-            "head_budget": bool(geometry.slots.head_groups),
         }
         | manifest.model.features
-        | ({} if queries == "prompt" else {"vote_queries": queries})
+        | ({} if queries == Vote().vote_queries else {"vote_queries": queries})
     )
 
 

@@ -7,11 +7,37 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from snapexport.contract.layer_geometry import LayerGeometry
-from snapexport.contract.slots import Slots
-from snapexport.contract.steps import Steps
-from snapexport.contract.vote import Vote
+from snapexport.contract.slots import LayerGeometry, Slots
+from snapexport.contract.vote import Vote, Voter
 from snapexport.errors import UserError, require_at_least
+
+MOST_TOKENS_PER_STEP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """tokens_per_step: q, the most tokens of a batch slot in a step. Raises UserError."""
+
+    tokens_per_step: int = 1
+
+    def __post_init__(self) -> None:
+        require_at_least("--tokens-per-step", self.tokens_per_step, 1)
+        if self.tokens_per_step > MOST_TOKENS_PER_STEP:
+            raise UserError(
+                f"--tokens-per-step {self.tokens_per_step} is above {MOST_TOKENS_PER_STEP}",
+                "use 4 to 8: drafts are rarely right for longer",
+            )
+
+    @property
+    def several(self) -> bool:
+        """Whether a step may take more than one token."""
+        return self.tokens_per_step > 1
+
+    @property
+    def spare(self) -> int:
+        """Ring slots beyond L_recent that steps of so many tokens need."""
+        return 2 * (self.tokens_per_step - 1)
+
 
 Policy = Literal["snapstream", "streaming", "sage", "snapkv", "full"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -53,7 +79,7 @@ class CacheGeometry:
                 f"use --L-obs {self.L_max} or less",
             )
         recent = min((layer.L_recent for layer in self.layers if layer.K), default=L_obs)
-        if L_obs > recent and self.voters != "repeat":
+        if L_obs > recent and self.vote.voter.is_in_ring:
             raise UserError(
                 f"--L-obs {L_obs} is larger than --L-recent {recent}: "
                 "the observation window must lie inside the ring",
@@ -104,34 +130,30 @@ class CacheGeometry:
         return any(layer.K for layer in self.layers)
 
     @property
-    def voters(self) -> str | None:
-        """Whose queries vote, of VOTE_QUERIES; None where nothing is voted."""
-        return self.vote.vote_queries if self.votes else None
-
-    @property
-    def pseudo_tokens(self) -> int:
-        """Tokens that are written after a prompt, so that their queries vote; 0: none."""
-        return self.vote.L_obs if self.voters == "pseudo" else 0
+    def voter(self) -> Voter | None:
+        """Whose queries vote; None where nothing is voted."""
+        return self.vote.voter if self.votes else None
 
     def block_voters(self, chunk: int) -> int:
         """A prompt's last tokens that vote on each of its blocks: W, and at most half a chunk."""
-        return 0 if self.voters in (None, "calibrated") else min(self.vote.L_obs, chunk // 2)
+        votes = self.voter and self.voter.votes_on_blocks
+        return min(self.vote.L_obs, chunk // 2) if votes else 0
+
+    @property
+    def after_prompt(self) -> int:
+        """Tokens that are fed after a prompt so that their queries vote, and then forgotten."""
+        return self.vote.L_obs if self.voter and self.voter.follows_prompt else 0
 
     @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt: the full-length cache holds what votes after it."""
-        return self.L_max - (self.vote.L_obs if self.voters in ("pseudo", "repeat") else 0)
+        return self.L_max - self.after_prompt
 
     @property
     def held_whole(self) -> int:
         """Tokens of the longest prompt of which every vote keeps all."""
         sizes = [layer.size for layer in self.layers if layer.K]
         return min(sizes, default=self.L_max)
-
-    @property
-    def draft_ring(self) -> int:
-        """Positions that a layer for multi-token prediction sees: the ring's, or all of them."""
-        return self.layers[-1].L_recent if self.compresses else self.L_max
 
     def is_single_shot(self, prefill_chunk: int) -> bool:
         """Whether a prefill chunk of so many tokens holds the whole padded prompt."""
@@ -140,7 +162,7 @@ class CacheGeometry:
     def chunk_facts(self, prefill_chunk: int) -> dict[str, object]:
         """What the table of exclusions asks about the vote beside prefill's chunks."""
         return {
-            "vote_queries": self.voters,
+            "vote_queries": self.voter and self.voter.name,
             "voters": self.vote.L_obs,
             "prefill_chunk": prefill_chunk,
             "single_shot": self.is_single_shot(prefill_chunk),

@@ -1,107 +1,35 @@
-"""The table of the kinds of graphs that a build can have.
+"""The table of the kinds of graphs that a build can have: the common ones, and the methods' own.
 
 The manifest, its interface, builder and runtime ask these records. `graphs/kinds.py` has the
-surgery of each, by the same names. To add a kind, add a record to both tables.
+surgery of each, by the same names.
 
     prefill        one chunk of a prompt, into a cache of full length; prefill.N of N positions,
                    prefill.cM in chunks of M tokens, prefill.N.cM both
-    prefill-sparse the same amid a prompt that is longer than --prefill-budget
     compress       from a prompt's full-length cache to its compressed one
-    vote           votes of a repeated chunk
-    extend         one more chunk onto a compressed cache; extend.cM of M tokens
     decode         one token of each batch slot; decode.N for the first N batch slots
-    verify         several tokens of each batch slot: a token and drafts of the next
-    mtp            a step of multi-token prediction, which drafts
-    mtp-prefill    the same for a chunk of a prompt
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
 
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
+from snapexport.contract.graph_specs import GraphFacts, Tensors
+from snapexport.methods import table
+from snapexport.methods.method import TRACE, Method
 
 BASELINE = "baseline-"
 """Prefix of the names of the full cache's graphs."""
-
-VERIFY, MTP, MTP_PREFILL = "verify", "mtp", "mtp-prefill"
-PREFILL_SPARSE = "prefill-sparse"
-
-BuiltIf = Callable[[CacheGeometry, GraphOptions, int], bool]
-"""Whether a build has the graph, by its geometry, graph options and prefill chunk (tokens)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What an executor does with a build.
-
-    takes_prompts, generates: of the two halves of a request, those that are done here.
-    chunks: whether prompts go into a cache of full length. blocks: onto the compressed cache.
-    full_cache: whether no cache is compressed. drafts: whether graphs may draft tokens.
-    """
-
-    geometry: CacheGeometry
-    takes_prompts: bool = True
-    generates: bool = True
-    chunks: bool = True
-    blocks: bool = False
-    full_cache: bool = False
-    drafts: bool = True
-
-    @property
-    def compresses(self) -> bool:
-        """Whether a prompt's cache of full length is compressed."""
-        return self.takes_prompts and self.chunks and not self.full_cache
-
-    @property
-    def decodes(self) -> bool:
-        """Whether decode runs. Pseudo tokens are decoded while a prompt is prefilled."""
-        return self.generates or (not self.full_cache and self.geometry.pseudo_tokens > 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphKind:
-    """One kind of graph.
-
-    specs: inputs but weights, and outputs, by a graph's facts. optional: outputs that may be
-        missing.
-    loaded_if: whether an executor loads the graph, where the build has it.
-    traced_as: the trace that it is made from; "": of its own name.
-    rows: what the rows of its inputs are: of one prompt, or the batch slots.
-    sized_by: what NAME.N has N of; "": there is only one size.
-    shortens: whether --short-chunks adds the same graph for chunks of fewer tokens.
-    has_baseline: whether --baseline adds the same graph for the full cache.
-    writes_in_place: whether its `present.*` have to share the buffers of `past_key_values.*`.
-    has_weights: whether it runs layers of the model.
-    """
-
-    name: str
-    specs: Callable[[GraphFacts], Tensors]
-    optional: Callable[[GraphFacts], Specs] = lambda facts: {}
-    built_if: BuiltIf = lambda geometry, options, chunk: True
-    loaded_if: Callable[[Run], bool] = lambda run: False
-    traced_as: str = ""
-    rows: Literal["prompt", "batch"] = "prompt"
-    sized_by: Literal["", "batch", "capacity"] = ""
-    shortens: bool = False
-    has_baseline: bool = False
-    writes_in_place: bool = True
-    has_weights: bool = True
-
-    @property
-    def trace(self) -> str:
-        """The name of the trace that it is made from."""
-        return self.traced_as or self.name
 
 
 def _compresses_apart(geometry: CacheGeometry, options: GraphOptions, chunk: int) -> bool:
     return geometry.compresses and not geometry.is_single_shot(chunk)
 
 
-_TABLE = (
+COMMON = (
     GraphKind(
         name="prefill",
         specs=GraphFacts.prefill,
@@ -109,13 +37,7 @@ _TABLE = (
         sized_by="capacity",
         shortens=True,
         has_baseline=True,
-    ),
-    GraphKind(
-        name=PREFILL_SPARSE,
-        specs=GraphFacts.prefill_sparse,
-        built_if=lambda geometry, options, chunk: options.prefill_budget > 0,
-        loaded_if=lambda run: run.takes_prompts and run.chunks,
-        traced_as="prefill",
+        owns_caches=True,
     ),
     GraphKind(
         name="decode",
@@ -125,14 +47,7 @@ _TABLE = (
         rows="batch",
         sized_by="batch",
         has_baseline=True,
-    ),
-    GraphKind(
-        name=VERIFY,
-        specs=GraphFacts.verify,
-        built_if=lambda geometry, options, chunk: geometry.steps.several,
-        loaded_if=lambda run: run.generates,
-        rows="batch",
-        sized_by="batch",
+        owns_caches=True,
     ),
     GraphKind(
         name="compress",
@@ -141,41 +56,40 @@ _TABLE = (
         loaded_if=lambda run: run.compresses,
         traced_as="prefill",
         writes_in_place=False,  # input and output caches differ in length
+        counts_votes=True,
         has_weights=False,
-    ),
-    GraphKind(
-        name="vote",
-        specs=GraphFacts.vote,
-        built_if=lambda geometry, options, chunk: geometry.voters == "repeat",
-        loaded_if=lambda run: run.compresses,
-        traced_as="prefill",
-        has_weights=False,
-    ),
-    GraphKind(
-        name="extend",
-        specs=GraphFacts.extend,
-        built_if=lambda geometry, options, chunk: options.extend,
-        loaded_if=lambda run: run.takes_prompts and run.blocks,
-        traced_as="prefill",
-        shortens=True,
-        writes_in_place=False,  # it moves what it keeps to other cache slots
-    ),
-    GraphKind(
-        name=MTP,
-        specs=GraphFacts.mtp,
-        built_if=lambda geometry, options, chunk: options.mtp,
-        loaded_if=lambda run: run.generates and run.drafts,
-        rows="batch",
-    ),
-    GraphKind(
-        name=MTP_PREFILL,
-        specs=GraphFacts.mtp_prefill,
-        built_if=lambda geometry, options, chunk: options.mtp,
-        loaded_if=lambda run: run.generates and run.drafts,
-        writes_in_place=False,  # it reads its input while it writes
     ),
 )
-GRAPH_KINDS: dict[str, GraphKind] = {kind.name: kind for kind in _TABLE}
+
+
+def graph_kinds() -> Mapping[str, GraphKind]:
+    """Every kind of graph, by name."""
+    return _kinds(table.METHODS)
+
+
+@cache
+def _kinds(methods: tuple[Method, ...]) -> Mapping[str, GraphKind]:
+    kinds = (*COMMON, *(kind for method in methods for kind in method.kinds))
+    return {kind.name: kind for kind in kinds}
+
+
+def tensors(kind: GraphKind, facts: GraphFacts) -> Tensors:
+    """All inputs but weights, and all outputs, of a graph."""
+    return _with_methods(kind.specs(facts), facts, kind.name)
+
+
+def trace_tensors(name: str, facts: GraphFacts) -> Tensors:
+    """The same of a trace, which has no caches. name: prefill or decode."""
+    return _with_methods(facts.traced(name), facts, TRACE)
+
+
+def _with_methods(common: Tensors, facts: GraphFacts, kind: str) -> Tensors:
+    inputs, outputs = dict(common[0]), dict(common[1])
+    for method in table.methods_on(facts.geometry, facts.options):
+        more_inputs, more_outputs = method.tensors(facts, kind, common)
+        inputs |= more_inputs
+        outputs |= more_outputs
+    return inputs, outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +115,7 @@ def graph_of(name: str) -> GraphOf:
     """The kind and the size of a graph of that name. Raises ValueError."""
     found = _NAME.fullmatch(name)
     prefix, stem, size, tokens = found.groups() if found else (None, "", None, None)
-    kind = GRAPH_KINDS.get(stem)
+    kind = graph_kinds().get(stem)
     if not kind or (size and not kind.sized_by) or (tokens and not kind.shortens):
         raise ValueError(f"{name!r:.100} names no graph")
     if prefix and (tokens or not kind.has_baseline):
@@ -220,4 +134,4 @@ def kinds_of(
 ) -> Mapping[str, GraphKind]:
     """The kinds of graphs that a build has, by name."""
     wanted = (geometry, options, prefill_chunk)
-    return {name: kind for name, kind in GRAPH_KINDS.items() if kind.built_if(*wanted)}
+    return {name: kind for name, kind in graph_kinds().items() if kind.built_if(*wanted)}

@@ -1,34 +1,66 @@
 """Graph options: choices that change the graphs beyond geometry, target and dtype.
 
-To add one, add a field here, a check in `resolved`, and a pass in `graphs/kinds.py`. The flag of
-`build` and `plan` and the manifest's key follow from the field. Knows no graph.
+A cache method adds options of its own (`MethodOptions`). The flags of `build` and `plan` and the
+manifest's keys follow from the fields. Knows no graph and no method.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-from snapexport.contract.exclusions import require_compatible
-from snapexport.contract.sparse_prefill import SparsePrefill
-from snapexport.contract.targets import (
-    Target,
-    capabilities,
-)
+from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.targets import Target
 from snapexport.errors import UserError
-from snapexport.files.dtypes import CACHE_DTYPES, CacheDType, DType
+from snapexport.files.dtypes import CACHE_DTYPES, CacheDType
 
 PREFILLS = ("chunks", "blocks")
-"""How prompts are taken: blocks need `GraphOptions.extend`."""
+"""How prompts are taken: in blocks, onto a compressed cache, or in chunks."""
 
 PromptCacheDType = Literal["fp16"]
 PROMPT_CACHE_DTYPES: tuple[PromptCacheDType, ...] = get_args(PromptCacheDType)
+
 DecodeAttention = Literal["all", "valid"]
 DECODE_ATTENTIONS: tuple[DecodeAttention, ...] = get_args(DecodeAttention)
 
 
-def _help(text: str, group: str = "advanced") -> dict[str, str]:
-    """Metadata of a flag. group: "", what users choose; "cache" or "advanced"."""
-    return {"help": text, "group": group}
+def option(default: Any, help: str, group: str = "advanced", **metadata: Any) -> Any:
+    """A field that is a flag of `build` and `plan`.
+
+    group: "", the flags that most people need; "cache" or "advanced". metadata: `choices`,
+    `metavar`; recorded=False for a field that the manifest has elsewhere, or not at all;
+    of_traces=True for one whose effect is in the traces.
+    """
+    return field(default=default, metadata={"help": help, "group": group, **metadata})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodOptions:
+    """The flags of one cache method, each a field made by `option`.
+
+    on_full_cache: whether they change the graphs of the full cache too. The checks raise UserError;
+    none is made here.
+    """
+
+    on_full_cache: ClassVar[bool] = False
+
+    def require_target(self, target: Target) -> None:
+        """Check what the target can't do."""
+
+    def require_model(self, model: ModelFacts) -> None:
+        """Check what does not suit the model."""
+
+    def require_chunk(self, prefill_chunk: int, L_max: int) -> None:
+        """Check what does not suit the prefill chunk, or the longest prompt (both in tokens)."""
+
+    def recorded(self) -> "MethodOptions":
+        """A copy with what a manifest records; the other fields have their defaults."""
+        again = {
+            one.name: one.default for one in fields(self) if not one.metadata.get("recorded", True)
+        }
+        return replace(self, **again)
+
+
+Options = TypeVar("Options", bound=MethodOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,148 +70,83 @@ class GraphOptions:
     cache_dtype: of compressed caches; None: the build's dtype, which full caches always have.
     prompt_cache_dtype: of the cache of the prompt in prefill; None: the build's dtype.
     decode_attention: cache slots of a compressed cache that a decode step reads.
-    top_tokens: number of likeliest next tokens that the graphs output beside the logits.
     share_weights: matrices are inputs of the graphs, which then run on one copy; None: where every
         graph would hold its own.
-    extend: the build has extend.onnx.
-    prefill_budget: positions of the past that chunks amid a longer prompt attend to; 0: all.
-    mtp: graphs of the layer for multi-token prediction, and the hidden states that it takes.
     data_parallel_attention: each rank decodes batch slots of its own, with all heads of their
         latents.
+    methods: the options of cache methods, where they are not the defaults.
     """
 
-    cache_dtype: CacheDType | None = field(
-        default=None,
-        metadata=_help(
-            "of compressed caches alone, beside --dtype fp32: fp16, or int8 in ONNX Runtime "
-            "(default: the dtype)",
-            "cache",
-        ),
+    cache_dtype: CacheDType | None = option(
+        None,
+        "of compressed caches, beside --dtype fp32: fp16, or int8 in ONNX Runtime (default: the "
+        "dtype)",
+        "cache",
     )
-    prompt_cache_dtype: PromptCacheDType | None = field(
-        default=None,
-        metadata=_help(
-            "of the full-length cache of the prompt in prefill: fp16 beside --dtype fp32, in ONNX "
-            "Runtime (default: the dtype)",
-            "cache",
-        ),
+    prompt_cache_dtype: PromptCacheDType | None = option(
+        None,
+        "of the full-length cache of the prompt in prefill: fp16 beside --dtype fp32, in ONNX "
+        "Runtime (default: the dtype)",
+        "cache",
     )
-    decode_attention: DecodeAttention | None = field(
-        default=None,
-        metadata=_help(
-            "cache slots that a decode step reads: all, or in ONNX Runtime the valid ones alone "
-            "(default: all; valid for int8)"
-        ),
+    decode_attention: DecodeAttention | None = option(
+        None,
+        "cache slots that a decode step reads: all, or in ONNX Runtime only the valid ones "
+        "(default: all; valid for int8)",
     )
-    top_tokens: int = field(
-        default=0,
-        metadata=_help(
-            "likeliest next tokens that the graphs output, so that a GPU need not copy all logits "
-            "in each step; 0: none"
-        ),
+    share_weights: bool | None = option(
+        None,
+        "make matrices inputs of the graphs, so that all graphs and engines run on one copy in "
+        "memory (default: for the tensorrt targets; ONNX Runtime on the CPU maps one copy anyway)",
     )
-    share_weights: bool | None = field(
-        default=None,
-        metadata=_help(
-            "make matrices inputs of the graphs, so that all graphs and engines run on one copy in "
-            "memory (default: for the tensorrt targets; ONNX Runtime on the CPU maps one copy "
-            "anyway)"
-        ),
+    data_parallel_attention: bool = option(
+        False,
+        "with --tensor-parallel, for latent attention: each rank holds the decode caches of its "
+        "own batch slots, in place of all (DeepSeek)",
     )
-    extend: bool = field(
-        default=False,
-        metadata=_help(
-            "add extend.onnx, which takes further tokens onto a compressed cache: a turn of a chat "
-            "costs its own tokens, and prompts may be longer than --L-max",
-            "",
-        ),
-    )
-    prefill_budget: int = field(
-        default=0,
-        metadata=_help(
-            "sparse prefill: chunks amid a longer prompt attend to so many positions of its past; "
-            "0: to all",
-            "",
-        ),
-    )
-    mtp: bool = field(
-        default=False,
-        metadata=_help(
-            "also write graphs of the checkpoint's layer for multi-token prediction, which drafts "
-            "a further token (DeepSeek-V3 and R1)"
-        ),
-    )
-    data_parallel_attention: bool = field(
-        default=False,
-        metadata=_help(
-            "with --tensor-parallel, for latent attention: each rank holds the decode caches of "
-            "its own batch slots, in place of all (DeepSeek)"
-        ),
-    )
+    methods: tuple[MethodOptions, ...] = ()
 
     def __post_init__(self) -> None:
         require_one_of("--cache-dtype", self.cache_dtype, CACHE_DTYPES)
         require_one_of("--prompt-cache-dtype", self.prompt_cache_dtype, PROMPT_CACHE_DTYPES)
         require_one_of("--decode-attention", self.decode_attention, DECODE_ATTENTIONS)
-        if self.top_tokens < 0:
-            raise UserError(
-                f"--top-tokens {self.top_tokens} is below 0",
-                "use 0 for none, or as many as the largest top-k of your requests",
-            )
-        if self.prefill_budget < 0:
-            raise UserError(
-                f"--prefill-budget {self.prefill_budget} is below 0",
-                "use 0 for prefill that attends to everything",
-            )
+        given = [one for one in self.methods if one != type(one)()]
+        given.sort(key=lambda one: type(one).__qualname__ + type(one).__module__)
+        object.__setattr__(self, "methods", tuple(given))
 
-    def resolved(self, target: Target, dtype: DType) -> "GraphOptions":
-        """A copy with defaults filled in. Raises UserError for what the target does not support."""
-        require_compatible(vars(self) | {"target": target, "dtype": dtype})
-        cache_dtype = None if self.cache_dtype == dtype else self.cache_dtype
-        prompt_dtype = None if self.prompt_cache_dtype == dtype else self.prompt_cache_dtype
-        by_default: DecodeAttention = "valid" if cache_dtype == "int8" else "all"
-        attention = self.decode_attention or by_default
-        _require_topk(self.top_tokens, target)
-        shares = self.share_weights
-        if shares is None:
-            shares = capabilities(target).weights_per_graph
+    def of(self, kind: type[Options]) -> Options:
+        """The options of one method: as given, or its defaults."""
+        return next((one for one in self.methods if isinstance(one, kind)), None) or kind()
+
+    def with_options(self, *changed: MethodOptions) -> "GraphOptions":
+        """A copy with other options of some methods."""
+        kinds = {type(one) for one in changed}
         return replace(
-            self,
-            cache_dtype=cache_dtype,
-            prompt_cache_dtype=prompt_dtype,
-            decode_attention=attention,
-            share_weights=shares,
+            self, methods=(*(one for one in self.methods if type(one) not in kinds), *changed)
         )
 
-    def require_vocabulary(self, vocab_size: int) -> None:
-        """Raise UserError for more top tokens than the model has."""
-        if self.top_tokens > vocab_size:
-            raise UserError(
-                f"--top-tokens {self.top_tokens} is above the model's vocabulary of {vocab_size} "
-                "tokens",
-                "use as many as the largest top-k of your requests",
-            )
+    def require_target(self, target: Target) -> None:
+        """Raise UserError for what a method's options ask of the target in vain."""
+        for one in self.methods:
+            one.require_target(target)
 
-    def require_room(self, prefill_chunk: int, L_max: int) -> None:
-        """Raise UserError for a budget of prefill that does not suit its chunks."""
-        if sparse := self.sparse_prefill(prefill_chunk):
-            sparse.require_room(L_max)
+    def require_model(self, model: ModelFacts) -> None:
+        """Raise UserError for options of a method that do not suit the model."""
+        for one in self.methods:
+            one.require_model(model)
 
-    def sparse_prefill(self, prefill_chunk: int) -> SparsePrefill | None:
-        """What a sparse chunk of so many tokens attends to; None where no chunk is sparse."""
-        return SparsePrefill(self.prefill_budget, prefill_chunk) if self.prefill_budget else None
-
-    def require_ranks(self, ranks: int, batches: Collection[int]) -> None:
-        """Raise UserError for batch slots that ranks cannot share equally.
-
-        batches: batch slots of each decode graph.
-        """
-        uneven = next((count for count in batches if count % ranks), None)
-        require_compatible(vars(self) | {"uneven_slots": uneven})
+    def require_chunk(self, prefill_chunk: int, L_max: int) -> None:
+        """Raise UserError for options of a method that do not suit the prefill chunk."""
+        for one in self.methods:
+            one.require_chunk(prefill_chunk, L_max)
 
     @property
     def attends_valid(self) -> bool:
         return self.decode_attention == "valid"
+
+    def recorded(self) -> "GraphOptions":
+        """A copy with what a manifest records of the methods' options."""
+        return replace(self, methods=tuple(one.recorded() for one in self.methods))
 
     def of_full_cache(self) -> "GraphOptions":
         """A copy for the full cache, which has only one form."""
@@ -188,8 +155,7 @@ class GraphOptions:
             cache_dtype=None,
             prompt_cache_dtype=None,
             decode_attention="all",
-            extend=False,
-            prefill_budget=0,
+            methods=tuple(one for one in self.methods if one.on_full_cache),
         )
 
     def of_prompt_cache(self) -> "GraphOptions":
@@ -197,15 +163,16 @@ class GraphOptions:
         return replace(self, cache_dtype=self.prompt_cache_dtype, decode_attention="all")
 
 
-def _require_topk(count: int, target: Target) -> None:
-    record = capabilities(target)
-    if record.largest_topk is not None and count > record.largest_topk:
-        raise UserError(
-            f"--top-tokens {count} is above {record.largest_topk}, the most that "
-            f"{record.title}'s TopK gives",
-            f"use --top-tokens {record.largest_topk} or less: other requests sample from the "
-            "logits",
-        )
+CORE_FIELDS = tuple(one.name for one in fields(GraphOptions) if one.name != "methods")
+"""The fields of `GraphOptions` that are flags."""
+
+
+def uneven_batch(ranks: int, batches: Collection[int]) -> int | None:
+    """The first number of batch slots that ranks cannot share equally.
+
+    batches: batch slots of each decode graph.
+    """
+    return next((count for count in batches if count % ranks), None)
 
 
 def require_one_of(flag: str, value: str | None, allowed: tuple[str, ...]) -> None:

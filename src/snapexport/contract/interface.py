@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from snapexport.contract import names
 from snapexport.contract.geometry import too_small
-from snapexport.contract.graph_kinds import GraphKind, GraphOf, graph_of, kinds_of
+from snapexport.contract.graph_kind import GraphKind
+from snapexport.contract.graph_kinds import GraphOf, graph_of, kinds_of, tensors, trace_tensors
 from snapexport.contract.graph_specs import GraphFacts, Shape, Specs
 from snapexport.contract.manifest import REBUILD, GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.errors import UserError
@@ -24,7 +25,7 @@ def require_interface(manifest: Manifest) -> None:
         raise UserError(f"the manifest {what}", REBUILD)
     for name, entry in manifest.graphs.items():
         kind, facts = _facts(manifest, name)
-        inputs, outputs = kind.specs(facts)
+        inputs, outputs = tensors(kind, facts)
         weights = {spec.name for spec in weight_inputs(manifest, name)}
         if manifest.graph_options.share_weights and kind.has_weights and not weights:
             raise UserError(f"the manifest says that {name} shares weights, it has none", REBUILD)
@@ -34,7 +35,8 @@ def require_interface(manifest: Manifest) -> None:
         _compare(name, "outputs", entry.outputs, outputs, kind.optional(facts))
     for trace, entry in manifest.traces.items():
         _require_file(entry, f"{trace}.trace.onnx")
-        inputs, outputs = GraphFacts(manifest, hidden_size=_hidden_size(manifest)).traced(trace)
+        facts = GraphFacts(manifest, hidden_size=_hidden_size(manifest))
+        inputs, outputs = trace_tensors(trace, facts)
         _compare(f"{trace}.trace", "inputs", entry.inputs, inputs, {})
         _compare(f"{trace}.trace", "outputs", entry.outputs, outputs, {})
     if manifest.traces and set(manifest.traces) != {"prefill", "decode"}:
@@ -49,7 +51,7 @@ def weight_inputs(manifest: Manifest, name: GraphName) -> list[TensorSpec]:
     kind, facts = _facts(manifest, name)
     if not (manifest.graph_options.share_weights and kind.has_weights):
         return []
-    inputs, _ = kind.specs(facts)
+    inputs, _ = tensors(kind, facts)
     return [spec for spec in manifest.graphs[name].inputs if spec.name not in inputs]
 
 
@@ -60,7 +62,7 @@ def graph_specs(manifest: Manifest) -> Iterator[tuple[GraphName, Specs, Specs]]:
     """
     for name in _graph_names(manifest):
         kind, facts = _facts(manifest, name)
-        yield name, *kind.specs(facts)
+        yield name, *tensors(kind, facts)
 
 
 def _facts(manifest: Manifest, name: GraphName) -> tuple[GraphKind, GraphFacts]:

@@ -12,10 +12,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationError
 
 from snapexport.contract.engines import EngineEntry, Strict, Word
-from snapexport.contract.geometry_record import RecordedGeometry
-from snapexport.contract.graph_kinds import VERIFY, graph_of, require_graph_name
-from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.graph_kinds import graph_kinds, graph_of, require_graph_name
 from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.records import RecordedGeometry, RecordedOptions
 from snapexport.contract.targets import Target, capabilities
 from snapexport.contract.verified import Verified
 from snapexport.errors import UserError
@@ -23,7 +22,7 @@ from snapexport.files.dtypes import CacheDType, DType
 from snapexport.files.untrusted import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.files.whole import write_whole
 
-FORMAT_VERSION = 15
+FORMAT_VERSION = 16
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
@@ -98,7 +97,7 @@ class Manifest(Strict):
     dtype: DType
     quantization: Quantization | None
     target: Target
-    graph_options: GraphOptions
+    graph_options: RecordedOptions
     graphs: dict[GraphName, GraphEntry]
     traces: dict[TraceName, GraphEntry]
     tensor_parallel: PositiveInt
@@ -163,10 +162,10 @@ class Manifest(Strict):
         return self._smaller(f"{prefix}decode") | {self.batch: f"{prefix}decode"}
 
     def verify_graphs(self) -> dict[int, GraphName]:
-        """{batch slots: verify graph}, ascending; none without --tokens-per-step."""
-        if VERIFY not in self.graphs:
-            return {}
-        return self._smaller(VERIFY) | {self.batch: VERIFY}
+        """{batch slots: graph that checks drafts}, ascending; none where no step takes several."""
+        kinds = (kind.name for kind in graph_kinds().values() if kind.checks_drafts)
+        name = next((name for name in kinds if name in self.graphs), None)
+        return self._smaller(name) | {self.batch: name} if name else {}
 
     def prefill_graphs(self, prefix: str = "", tokens: int = 0) -> dict[int, GraphName]:
         """{positions of its cache: prefill graph}, ascending. prefix: BASELINE or "".

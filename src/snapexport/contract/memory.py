@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.graph_kinds import MTP_PREFILL, PREFILL_SPARSE, graph_of
+from snapexport.contract.graph_kinds import graph_of
 from snapexport.contract.graph_specs import Shape
-from snapexport.contract.layer_heads import LayerHeads
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
-from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.model_facts import LayerHeads, ModelFacts
 from snapexport.contract.sizes import tensor_bytes
 from snapexport.contract.targets import Target, capabilities
-from snapexport.contract.vote import VOTING_ROWS
 from snapexport.files.dtypes import BY_FLAG, BY_NUMPY
+from snapexport.methods import table
 
 _FP32 = 4
 
@@ -94,14 +93,12 @@ def vote_scores_bytes(
 ) -> int:
     """Bytes of the scores of one layer's vote, with the copies that the target's runtime holds.
 
-    A repeated prompt votes some rows at a time. A mean query scores the magnitudes of pairs too.
+    A voter that needs more or less than its window's scores says so.
     """
-    queries = geometry.vote.L_obs
-    if geometry.voters == "repeat":
-        queries = min(queries, VOTING_ROWS)
-    scores = scores_bytes(model, queries, slots)
-    if geometry.voters == "calibrated":
-        scores += max(one.kv_heads * one.key_dim for one in model.layers) // 2 * slots * _FP32
+    scores = scores_bytes(model, geometry.vote.L_obs, slots)
+    for method in table.METHODS:
+        if method.vote_scores and method.voter == geometry.voter:
+            scores = method.vote_scores(model, geometry, slots)
     return int(capabilities(target).vote_score_copies * scores)
 
 
@@ -124,8 +121,7 @@ def composed_attention(manifest: Manifest) -> dict[str, int]:
     return {
         name: max(found)
         for name, graph in manifest.graphs.items()
-        if name != MTP_PREFILL  # it has no attention
-        and (found := [*_composed(manifest, graph)])
+        if graph_of(name).kind.has_attention and (found := [*_composed(manifest, graph)])
     }
 
 
@@ -157,17 +153,14 @@ def _attentions(
     if names.INPUT_IDS not in inputs:
         return
     batch, rows = inputs[names.INPUT_IDS]
-    kind, model = graph_of(graph.file.removesuffix(".onnx")).kind.name, manifest.model
-    added, is_sparse = rows if kind == "extend" else 0, kind == PREFILL_SPARSE
+    kind, model = graph_of(graph.file.removesuffix(".onnx")).kind, manifest.model
     layers = model.num_hidden_layers
-    budget = manifest.graph_options.prefill_budget
     caches = {
-        names.number_of(n): shape[2] + added
+        names.number_of(n): shape[2]
         for n, shape in inputs.items()
-        if names.is_past(n) and not names.is_state(n) and not names.is_block_key(n)
+        if names.is_past(n) and n.endswith(".key")
     }
     for number, slots in (caches or dict.fromkeys(range(layers), rows)).items():
         # Where caches are of head groups, they are more, and all layers have the same heads.
         layer = model.layer(min(number, layers - 1))
-        is_part = is_sparse and layer.reach <= budget
-        yield layer, batch, rows, min(budget + rows, slots) if is_part else slots
+        yield layer, batch, rows, kind.attended(manifest.graph_options, layer.reach, rows, slots)

@@ -2,23 +2,17 @@
 
     chunk     tokens into a cache of full length, which is compressed after the last piece
     block     tokens onto a compressed row
-    repeat    a chunk of the prompt's repetition, so that the queries of all its tokens vote
-    pseudo    tokens that the model writes after the prompt, whose queries vote
 
 Work that follows a prompt's chunks, such as another vote, is a row of `Prefill.further`; the taker
-of its kind does it (`engine/takers/`). Knows no graph and no batch slot.
+of its kind does it. Knows no graph, no batch slot and no method.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-CHUNK, BLOCK, REPEAT, PSEUDO = "chunk", "block", "repeat", "pseudo"
-"""Kinds of pieces. A taker names the kind that it takes."""
-
-OVERLAP = 8
-"""Tokens with which a repeated chunk begins again, so that the model recognises where in the prompt
-it is. KVzip's prompt names as many."""
+CHUNK, BLOCK = "chunk", "block"
+"""Common kinds of pieces. A taker names the kind that it takes; a method has kinds of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +23,7 @@ class Piece:
     keeps_row: nobody else's piece comes between those of this prompt, since they share a row.
     joined: goes in the same step as the piece before it, and its cost is paid afterwards.
     only_votes: the cache has its tokens already.
+    decode_steps: steps that it decodes before it runs a chunk.
     is_last: the batch slot is filled by it, and the request runs from then on.
     """
 
@@ -39,6 +34,7 @@ class Piece:
     keeps_row: bool = False
     joined: bool = False
     only_votes: bool = False
+    decode_steps: int = 0
     is_last: bool = False
 
 
@@ -49,38 +45,15 @@ class FurtherWork(Protocol):
         """Empty for a prompt that does not need it. chunk: tokens of a prefill chunk."""
 
 
-@dataclass(frozen=True, slots=True)
-class Repetition:
-    """The prompt is fed once more, a chunk at a time, if the vote can't keep all of it.
+class InnerChunks(Protocol):
+    """Chunks inside a prompt that run in a graph of their own."""
 
-    kept_whole: tokens of the longest prompt that is kept whole.
-    """
+    @property
+    def graph(self) -> str:
+        """The name of the graph."""
 
-    kept_whole: int
-
-    def pieces(self, prompt_length: int, chunk: int) -> Sequence[Piece]:
-        """As many chunks as the prompt has, and a few more where they overlap."""
-        if prompt_length <= self.kept_whole:
-            return ()
-        return [
-            Piece(REPEAT, start, min(start + chunk, prompt_length), chunk, only_votes=True)
-            for start in repeated_starts(prompt_length, chunk)
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class PseudoTokens:
-    """`count` tokens are decoded after the prompt, and run as one more chunk."""
-
-    count: int
-    kept_whole: int
-
-    def pieces(self, prompt_length: int, chunk: int) -> Sequence[Piece]:
-        """One piece, in the step of the last chunk: the first token is overdue."""
-        if prompt_length <= self.kept_whole:
-            return ()
-        cost = self.count - 1 + chunk
-        return [Piece(PSEUDO, prompt_length, prompt_length, cost, joined=True, only_votes=True)]
+    def takes(self, start: int) -> bool:
+        """Whether a chunk at position `start` runs in it, but for a prompt's last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +154,3 @@ def _blocks(start: int, end: int, prefill: Prefill) -> list[Piece]:
         found.append(Piece(BLOCK, start, stop, size, keeps_row=True))
         start = stop
     return found
-
-
-def repeated_starts(prompt_length: int, chunk: int) -> list[int]:
-    """Where in the prompt each repeated chunk begins; the last one ends with the prompt."""
-    step = chunk - min(OVERLAP, chunk // 2)
-    last = max(0, prompt_length - chunk)
-    return [*range(0, last, step), last]

@@ -3,10 +3,11 @@
 Facts are options by field, with `command` for a command's name, `run_baseline` for its --baseline,
 `placed_on` for Triton's --device and `dynamo` for what that command starts (`worker_flag`,
 `cluster_flag`: flags of the two); and of the build: `tensor_parallel`, `target`, `dtype`, `held_in`
-for its caches' type, `compresses`, `has_extend`, `has_baseline`, `has_engines`.
+for its caches' type, `compresses`, `graphs`, `has_baseline`, `has_engines`.
 `Build.require_run` makes them. `unequal_widths` is of its model.
 """
 
+from snapexport.contract.choices import BLOCKS, ONTO_ROWS, OUTPUTS, PARKED
 from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, fact, flag, is_given, some, value
 from snapexport.contract.targets import TENSORRT, TENSORRT_RTX, capabilities, targets_with
 
@@ -26,7 +27,6 @@ FULL_CACHE = Choice(
     lambda f: f.get("run_baseline") or f.get("compresses") is False,
     joined="for",
 )
-WITHOUT_EXTEND = fact("a build without --extend", "has_extend", value=False, joined="for")
 WITHOUT_BASELINE = fact("a build without --baseline", "has_baseline", value=False, joined="for")
 WITHOUT_ENGINES = fact("a build without engines", "has_engines", value=False, joined="for")
 BF16 = fact("a bf16 build", "dtype", "bf16")
@@ -102,10 +102,6 @@ PREFILLED, HANDED_OVER = fact("a row handed over", "prefilled"), fact("`hand_ove
 DECODES = Choice(
     "an executor that decodes", {"role": "both"}, lambda f: f.get("role") in ("both", "decode")
 )
-BLOCKS = value("prefill", "blocks")
-PARKED = some("--parked-rows {parked_rows}", "parked_rows", 1)
-OUTPUTS = some("--compress-every {compress_every}", "compress_every", 64)
-ONTO_ROWS = fact("prefill onto earlier rows", "prefill", "both")
 PROMPT_CACHE = Choice(
     "a shared prompt cache", {"prompt_cache": True}, lambda f: is_given(f.get("prompt_cache"))
 )
@@ -219,10 +215,6 @@ RUN_RULES: tuple[Rule, ...] = (
     ),
     *(
         Rule(choice, FULL_CACHE, "it takes no prompt block by block", LEAVE_OUT)
-        for choice in (BLOCKS, PARKED, OUTPUTS, ONTO_ROWS)
-    ),
-    *(
-        Rule(choice, WITHOUT_EXTEND, "it has no extend.onnx", "build it again with --extend")
         for choice in (BLOCKS, PARKED, OUTPUTS, ONTO_ROWS)
     ),
     *(

@@ -17,7 +17,6 @@ from snapexport.builder.engines.memory import (
     require_room,
 )
 from snapexport.contract.engines import EngineEntry, GraphEngine
-from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import (
     FORMAT_VERSION,
@@ -27,6 +26,7 @@ from snapexport.contract.manifest import (
     WeightFile,
 )
 from snapexport.contract.memory import GPU_CONTEXT
+from snapexport.contract.records import GeometryRecord
 from snapexport.contract.targets import TENSORRT, TENSORRT_RTX
 from snapexport.errors import UserError
 from tests.facts import model_facts

@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.memory import cache_bytes
+from snapexport.contract.slots import LayerGeometry
 from snapexport.files.safetensors import TensorSpan
 from snapexport.measure.bench.costs import Costs, LayerCosts, Weights
 from snapexport.measure.bench.turns import Rates, Work, spread, tail

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from snapexport.builder import build
-from snapexport.builder.head_budget import HeadBudget
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval.head_budgets import SAFEGUARD, shared
+from snapexport.methods.head_budgets.groups import HeadBudget
 from snapexport.vault import CHECKPOINT
 
 TEXT = "The river was quiet. " * 300

@@ -204,9 +204,9 @@ def test_queries_that_vote_are_the_builds_unless_a_policy_names_others() -> None
     names = "snapstream", "snapkv", "snapstream:vote_queries=prompt", "streaming", "full"
     systems = found(own, facts, names, [64])
     W = own.vote.L_obs
-    assert [one.geometry.pseudo_tokens for one in systems] == [W, W, 0, 0, 0]
+    assert [one.geometry.after_prompt for one in systems] == [W, W, 0, 0, 0]
     assert systems[0].report()["vote_queries"] == "pseudo"
     (sage,) = found(geometry(facts, kv_budget=64, vote_queries="repeat"), facts, ["sage"], [64])
-    assert (sage.geometry.voters, sage.geometry.vote.L_obs) == ("prompt", 1)
+    assert (sage.geometry.vote.vote_queries, sage.geometry.vote.L_obs) == ("prompt", 1)
     with pytest.raises(UserError, match="--vote-queries 'foo' is not known"):
         found(own, facts, ["snapstream:vote_queries=foo"], [64])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from snapexport.methods.mtp.run import MtpDrafter
 from snapexport.runtime.requests.drafters.drafter import Draft, StepInputs
-from snapexport.runtime.requests.drafters.mtp import MtpDrafter
 from snapexport.runtime.requests.drafters.payoff import Payoff
 from snapexport.runtime.requests.generation import Generation
 from snapexport.runtime.requests.llm import LLM

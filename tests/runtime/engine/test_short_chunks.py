@@ -9,9 +9,9 @@ import pytest
 
 from snapexport import LLM, SamplingParams
 from snapexport.builder import BuildOptions, build
-from snapexport.builder.prefill_sizes import short_chunks
 from snapexport.contract.pieces import Prefill, pieces, pieces_of
 from snapexport.errors import UserError
+from snapexport.methods.short_chunks.spec import short_chunks
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.facts import model_facts
@@ -145,7 +145,9 @@ def test_no_short_chunk_where_it_would_not_pay(options: dict[str, Any], tmp_path
     options = {"L_max": 256, "extend": True} | options
     made = BuildOptions.of(model="m", out=tmp_path / "b", **options)
     geometry = made.geometry(model_facts(2))
-    assert short_chunks(made, geometry, made.chunk(geometry)) == []
+    copies = made.copies_weights or made.holds_integers
+    chunk = made.chunk(geometry)
+    assert short_chunks(made.graph, geometry, chunk, copies_weights=copies) == []
 
 
 @pytest.mark.parametrize(

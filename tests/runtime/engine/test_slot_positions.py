@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.geometry_record import GeometryRecord
-from snapexport.contract.layer_geometry import LayerGeometry
-from snapexport.runtime.engine.followers.slot_positions import SlotPositions
+from snapexport.contract.records import GeometryRecord
+from snapexport.contract.slots import LayerGeometry
+from snapexport.methods.several_tokens.run import SlotPositions
 
 Held = list[int]
 Step = tuple[int, int, Held]

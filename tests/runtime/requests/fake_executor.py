@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.pieces import Piece, Prefill
+from snapexport.methods.several_tokens.run import SeveralTokensRun
 from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.bound_graph import HostArrays
 from snapexport.runtime.engine.executor import Executor
-from snapexport.runtime.engine.followers.follower import Drafts
+from snapexport.runtime.engine.followers import Drafts
 from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.predictions import Logits, Prediction, Predictions
@@ -64,6 +65,7 @@ class FakeExecutor:
     role: Role = "both"
     rows = parking = prompt_cache = None
     captured = False
+    drafters = SeveralTokensRun.drafters
 
     def __init__(
         self, limits: Limits, broken_token: int | None = None, drafts: bool = False

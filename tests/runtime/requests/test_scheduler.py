@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapexport.contract.pieces import Piece, Prefill, PseudoTokens, pieces
+from snapexport.contract.pieces import Piece, Prefill, pieces
 from snapexport.errors import UserError
+from snapexport.methods.pseudo.spec import PseudoTokens
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.requests.scheduler import Schedule, Scheduler, Work

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 from snapexport.measure.eval.grid import Grid, make_grid
 from snapexport.measure.eval.options import EvalOptions
 from tools.studies.quality import vote_variants as simulated

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 from snapexport.measure.eval.documents import read_documents
 from snapexport.measure.eval.grid import Grid, make_grid
 from snapexport.measure.eval.options import EvalOptions

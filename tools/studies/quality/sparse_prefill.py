@@ -33,11 +33,11 @@ from tokenizers import Tokenizer
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.graph_kinds import PREFILL_SPARSE
 from snapexport.contract.pieces import CHUNK
 from snapexport.measure.eval.documents import read_documents
 from snapexport.measure.eval.haystack import Draws, listed
 from snapexport.measure.eval.sample import most
+from snapexport.methods.sparse_prefill.spec import GRAPH, SparsePrefillOptions, sparse_prefill
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.engine.bound_graph import BoundGraph
 from snapexport.runtime.engine.executor import Executor
@@ -165,7 +165,7 @@ class Ways:
     """
 
     def __init__(self, build: Build, work: Path, threads: int) -> None:
-        sparse = build.manifest.graph_options.sparse_prefill(build.manifest.prefill_chunk)
+        sparse = sparse_prefill(build.manifest.graph_options, build.manifest.prefill_chunk)
         assert sparse, "the build has a budget"
         opened = open_executor(
             _with_all_logits(build, work),
@@ -177,20 +177,20 @@ class Ways:
         assert isinstance(opened, Executor)
         self._executor = opened
         taker = opened._takers[CHUNK]
-        assert isinstance(taker, Chunks) and taker._sparse
+        assert isinstance(taker, Chunks) and taker._inner
         self._taker, self._chunk = taker, sparse.chunk
         self._shared = sparse.budget - sparse.budget % sparse.chunk + sparse.chunk
-        newest = _edited(build, work / "newest.build", PREFILL_SPARSE, _latest(sparse.blocks - 1))
+        newest = _edited(build, work / "newest.build", GRAPH, _latest(sparse.blocks - 1))
         backend = OpenVinoBackend(newest, taker._loaded.graphs, threads, None, PRECISION)
-        entry = build.manifest.graphs[PREFILL_SPARSE]
-        given = taker._sparse.buffers | taker._loaded.weights
-        graphs = None, taker._sparse, BoundGraph(backend, PREFILL_SPARSE, entry, given)
+        entry = build.manifest.graphs[GRAPH]
+        given = taker._inner.buffers | taker._loaded.weights
+        graphs = None, taker._inner, BoundGraph(backend, GRAPH, entry, given)
         self._graphs = dict(zip(WAYS, graphs, strict=True))
 
     def losses(self, way: str, asked: Prompt) -> list[Row]:
         """Of the text and each answer: tokens, nats, and the share that are likeliest."""
         cache = self._taker.cache
-        self._taker._sparse = self._graphs[way]
+        self._taker._inner = self._graphs[way]
         cache.begin()
         del cache._held[self._shared :]
         self._executor.prefill_prompt(0, asked.ids)
@@ -343,7 +343,10 @@ def main() -> None:
     written = journal.read_text() if journal.is_file() else ""
     rows = [json.loads(line) for line in written.splitlines(keepends=True) if line.endswith("\n")]
     manifest = Build.open(given.build).manifest
-    labels = {"length": given.length, "budget": manifest.graph_options.prefill_budget}
+    labels = {
+        "length": given.length,
+        "budget": manifest.graph_options.of(SparsePrefillOptions).prefill_budget,
+    }
     with journal.open("w") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
         for row in measured(given, {(row["seed"], row["way"]) for row in rows}):

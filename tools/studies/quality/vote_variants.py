@@ -27,7 +27,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d, scaled_dot_product_atten
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 from snapexport.measure.eval.grid import Grid, make_grid
 from snapexport.measure.eval.options import EvalOptions
 from snapexport.plugins.reference import Vote

@@ -20,6 +20,9 @@ from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import Manifest, Quantization
 from snapexport.contract.targets import Target
 from snapexport.files.dtypes import DType
+from snapexport.methods.extend.spec import ExtendOptions
+from snapexport.methods.sparse_prefill.spec import SparsePrefillOptions
+from snapexport.methods.top_tokens.spec import TopTokensOptions
 
 PLAIN = GraphOptions()
 IN_INT8 = GraphOptions(cache_dtype="int8", decode_attention="valid")
@@ -52,14 +55,18 @@ class Builds:
         self, L_max: int, kv_budget: int | None, batch: int = 1, form: GraphOptions = PLAIN
     ) -> Build:
         """The build with `batch` batch slots. kv_budget: of SnapStream; None: the full cache."""
-        held = f"{form.cache_dtype}.{form.decode_attention}" + ".extend" * form.extend
-        held += f".prefill{form.prefill_budget}" if form.prefill_budget else ""
+        held = (
+            f"{form.cache_dtype}.{form.decode_attention}"
+            + ".extend" * form.of(ExtendOptions).extend
+        )
+        budget = form.of(SparsePrefillOptions).prefill_budget
+        held += f".prefill{budget}" if budget else ""
         cache = f"budget{kv_budget}.{held}" if kv_budget else "full"
         out = self._path(batch, f"L{L_max}.{cache}")
         if not out.is_dir():
             traced = self.traced(batch)
             geometry = self._options(out, batch, L_max, kv_budget).geometry(traced.manifest.model)
-            form = replace(form, top_tokens=self.top_tokens)
+            form = form.with_options(TopTokensOptions(top_tokens=self.top_tokens))
             with scratch(out) as directory:  # whole, or not there
                 made = directory / "build"
                 derive(traced, geometry, made, form, link_weights=self._links).directory.rename(out)

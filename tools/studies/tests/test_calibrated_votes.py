@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 from tools.studies.quality.calibrated_outputs import UNCOMPRESSED, along
 from tools.studies.quality.calibrated_votes import (
     FAR,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 from snapexport.runtime.requests.llm import LLM
 from tools.studies.quality.vote_variants import (
     CHOICES,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract import names
-from snapexport.contract.graph_kinds import MTP, PREFILL_SPARSE, graph_of
+from snapexport.contract.graph_kinds import GraphOf, graph_of
 from snapexport.contract.interface import weight_inputs
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.memory import (
@@ -92,7 +92,8 @@ def _shared_weights(manifest: Manifest) -> int:
 
 def _loaded(manifest: Manifest, name: GraphName) -> int:
     """Bytes of GPU memory of a loaded engine: its weights, and the caches that it owns."""
-    owns_caches = name in ("prefill", "decode", MTP)
+    graph = graph_of(name)
+    owns_caches = graph.kind.owns_caches and graph == GraphOf(graph.kind)
     caches = total_bytes(caches_of(manifest, name)) if owns_caches else 0
     return _weights(manifest, name) + caches
 
@@ -124,7 +125,8 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     inputs = {spec.name: spec for spec in manifest.graphs[name].inputs}
     layers = [spec for spec in caches_of(manifest, name) if spec.name.endswith(".key")]
     slots = max((spec.shape[2] for spec in layers), default=0)
-    if name == ("vote" if manifest.geometry.voters == "repeat" else "compress"):
+    kind = graph_of(name).kind
+    if name == _voting(manifest):
         return _vote_scratch(manifest, slots)
     ids = inputs.get(names.INPUT_IDS)
     rows = ids.shape[1] if ids else 1
@@ -132,13 +134,18 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     if not layers or (rows == 1 and not scores):
         return 0
     copied = max(map(tensor_bytes, layers))
-    if name == PREFILL_SPARSE:  # the chunk comes after a part of the cache
-        read = manifest.graph_options.prefill_budget + rows
-        copied, slots = copied * read // slots, read
-    if graph_of(name).kind.name == "extend":  # the chunk comes after the cache
-        copied, slots = copied * (slots + rows) // slots, slots + rows
+    # A chunk may come after the cache, or after a part of it.
+    read = kind.attended(manifest.graph_options, 0, rows, slots)
+    copied, slots = copied * read // slots, read
+    if kind.extends_rows:
         scores = max(scores, _vote_scratch(manifest, slots))
     return fused_scratch_bytes(2 * copied, rows, slots) + scores
+
+
+def _voting(manifest: Manifest) -> GraphName | None:
+    """The graph that counts votes: a method's own, else compress."""
+    found = [name for name in manifest.graphs if graph_of(name).kind.counts_votes]
+    return found[-1] if found else None
 
 
 def _vote_scratch(manifest: Manifest, slots: int) -> int:

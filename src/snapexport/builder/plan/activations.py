@@ -11,6 +11,7 @@ from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import PlannedModel
 from snapexport.builder.plan.weights import largest_dequantized_bytes
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_kinds import graph_of
 from snapexport.contract.memory import fused_scratch_bytes, scores_bytes, vote_scores_bytes
 from snapexport.contract.targets import (
     LARGEST_PLUGIN_HEAD,
@@ -19,6 +20,7 @@ from snapexport.contract.targets import (
     capabilities,
 )
 from snapexport.files.dtypes import BY_FLAG
+from snapexport.methods import table
 
 _FP32 = 4
 
@@ -82,7 +84,7 @@ class Activations:
 
     def decode(self) -> int:
         """Bytes of a decode step: a row and scores for each token, logits [B,V] or [B,C,V]."""
-        tokens = self.options.batch * self.options.tokens_per_step
+        tokens = self.options.batch * self.geometry.steps.tokens_per_step
         widest = max(layer.cache_slots for layer in self.geometry.layers)
         rows = self.layer(tokens) + self._scores(tokens, widest)
         logits = 2 * tokens * self.model.facts.vocab_size * _FP32
@@ -156,9 +158,13 @@ class Activations:
 
     def _sparse(self) -> int:
         """Bytes of a sparse chunk, whose graph is a further one. Not measured."""
-        if not (budget := self.options.graph.prefill_budget):
+        inner = table.inner_chunks(self.options.graph, self.chunk)
+        if not inner:
             return 0
-        read = (budget + self.chunk) * self._position(self._working)
+        kind, slots = graph_of(inner.graph).kind, self.geometry.L_max
+        read = kind.attended(self.options.graph, 0, self.chunk, slots) * self._position(
+            self._working
+        )
         return (self.layer(self.chunk) + _READ_COPIES * read) * self._arena
 
     @property

@@ -7,15 +7,16 @@ from itertools import product
 from typing import Any
 
 from snapexport.builder import BuildOptions
-from snapexport.builder.options import CACHE_FIELDS
+from snapexport.builder.options import cache_fields
 from snapexport.builder.plan.footprint import Footprint, footprint
 from snapexport.builder.plan.model import PlannedModel
 from snapexport.builder.plan.request import PlanRequest
 from snapexport.builder.plan.tensors import PlannedTensors
 from snapexport.builder.plan.weights import read_bytes
-from snapexport.builder.prefill_sizes import capacities, short_chunks
+from snapexport.builder.prefill_sizes import capacities
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.errors import UserError
+from snapexport.methods.short_chunks.spec import short_chunks
 
 COMPRESSIONS = (2, 4, 8, 16, 32)
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)
@@ -94,13 +95,14 @@ def _alternative(request: PlanRequest, model: PlannedModel, choice: Choice) -> A
     geometry = options.geometry(model.facts)
     chunk = options.chunk(geometry)
     capacities(options, chunk)
-    short_chunks(options, geometry, chunk)
+    copies = options.copies_weights or options.holds_integers
+    short_chunks(options.graph, geometry, chunk, copies_weights=copies)
     return Alternative(request, model, choice | {"prefill_chunk": chunk}, geometry, chunk)
 
 
 def _caches(request: PlanRequest) -> Iterator[Choice]:
     """The full cache unless a flag sets the cache, then smaller ones, with `build`'s default."""
-    fields = ("policy", *CACHE_FIELDS)
+    fields = ("policy", *cache_fields())
     if all(request[field] is None for field in fields):
         yield {"policy": "full"}
     if request["policy"] != "full" and request["kv_budget"] is None:

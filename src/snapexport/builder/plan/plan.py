@@ -33,11 +33,7 @@ def make_plan(request: PlanRequest) -> Plan:
         longrope_for=request["L_max"] if request["longrope"] else None,
     )
     options = _with_dtype(request, model).build_options()  # flags that contradict each other
-    if options.mean_queries:
-        from snapexport.builder.mean_queries import MeanQueries  # loads ONNX's libraries
-
-        MeanQueries.read(options.mean_queries).require_model(model.facts)
-    options.graph.require_vocabulary(model.facts.vocab_size)
+    options.graph.require_model(model.facts)
     return plan_for(request, model)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.builder import BuildOptions
-from snapexport.builder.options import GRAPH_FIELDS
+from snapexport.builder.options import graph_fields
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.sizes import size
 from snapexport.errors import UserError, flag_of
@@ -30,7 +30,7 @@ class PlanRequest:
     def __post_init__(self) -> None:
         if self.memory < 1:
             raise UserError(f"--memory {self.memory} leaves nothing", _LIKE)
-        known = {field.name for field in dataclasses.fields(BuildOptions)} | set(GRAPH_FIELDS)
+        known = {field.name for field in dataclasses.fields(BuildOptions)} | set(graph_fields())
         assert set(self.given) <= known, f"no options of build: {set(self.given) - known}"
 
     def __getitem__(self, name: str) -> Any:
@@ -86,10 +86,13 @@ def _given(options: BuildOptions) -> Iterator[tuple["dataclasses.Field[Any]", An
         if field.name != "graph":
             yield field, getattr(options, field.name)
     for field in dataclasses.fields(GraphOptions):
-        default: Any = field.default
-        without = dataclasses.replace(options.graph, **{field.name: default})
-        is_implied = dataclasses.replace(options, graph=without) == options
-        yield field, default if is_implied else getattr(options.graph, field.name)
+        if field.name != "methods":
+            default: Any = field.default
+            without = dataclasses.replace(options.graph, **{field.name: default})
+            is_implied = dataclasses.replace(options, graph=without) == options
+            yield field, default if is_implied else getattr(options.graph, field.name)
+    for own in options.graph.methods:
+        yield from ((field, getattr(own, field.name)) for field in dataclasses.fields(own))
 
 
 def chosen_flags(options: BuildOptions) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from snapexport.builder import BuildOptions
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.graph_kinds import MTP
+from snapexport.contract.graph_kinds import graph_of
 from snapexport.contract.interface import graph_specs
 from snapexport.contract.manifest import FORMAT_VERSION, Manifest
 from snapexport.contract.memory import planned_bytes
@@ -34,10 +34,11 @@ class PlannedTensors:
         for name, given, made in graph_specs(_manifest(facts, options, geometry, chunk)):
             caches = planned_bytes(spec for key, spec in given.items() if names.is_past(key))
             fresh = planned_bytes(spec for key, spec in made.items() if not names.is_present(key))
-            request += caches if name in ("decode", MTP) else 0
+            kind = graph_of(name).kind
+            request += caches if kind.owns_caches and kind.rows == "batch" else 0
             prompt += caches if name == "prefill" else 0
             outputs += fresh if name in ("prefill", "compress") else 0
-            outputs += 2 * fresh if name == "vote" else 0
+            outputs += 2 * fresh if kind.counts_votes and name != "compress" else 0
         return cls(request, prompt, outputs)
 
 
@@ -54,7 +55,7 @@ def _manifest(
         dtype=options.dtype,
         quantization=options.quantization,
         target=options.target,
-        graph_options=options.graph,
+        graph_options=options.graph.recorded(),
         graphs={},
         traces={},
         tensor_parallel=1,

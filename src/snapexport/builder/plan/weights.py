@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 
 from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import PlannedForms, PlannedModel
-from snapexport.builder.prefill_sizes import given_short_chunks
 from snapexport.contract.targets import capabilities
 from snapexport.files.dtypes import BY_FLAG
+from snapexport.methods import table
+from snapexport.methods.several_tokens.spec import SeveralTokensOptions
+from snapexport.methods.short_chunks.spec import ShortChunkOptions
 
 if TYPE_CHECKING:
     from snapexport.exporter.integers import Form
@@ -125,9 +127,11 @@ def _fp8_saving(model: PlannedModel, item: int) -> int:
 
 def sessions_with_weights(options: BuildOptions) -> int:
     """Number of graphs with weights: prefill of every kind, and decode of every size."""
-    forms = 2 if options.tokens_per_step > 1 else 1  # of decode
-    prefills = (1 + len(options.prefill_capacities)) * (1 + len(given_short_chunks(options)))
-    prefills += bool(options.graph.prefill_budget)
+    graph = options.graph
+    forms = 2 if graph.of(SeveralTokensOptions).tokens_per_step > 1 else 1  # of decode
+    short = graph.of(ShortChunkOptions).given
+    prefills = (1 + len(options.prefill_capacities)) * (1 + len(short))
+    prefills += table.inner_chunks(graph, 1) is not None
     return prefills + forms * (1 + len(options.smaller_batches))
 
 

@@ -49,7 +49,7 @@ def check(sample: Sample, resolved: ResolvedBuild, directory: Path) -> Verified:
 
 def _in_blocks(build: Build, tokens: Sequence[int], answer: Answer) -> float:
     """The difference of a prompt in blocks; 0 where no graph takes them."""
-    if not build.manifest.graph_options.extend:
+    if "extend" not in build.manifest.graphs:
         return 0.0
     found = difference(graphs.in_blocks(build, tokens), answer.logits)
     require_same(found, lambda: "a prompt in blocks")

@@ -20,13 +20,13 @@ from snapexport.builder.stages import write_into
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.pieces import pieces, pieces_of
-from snapexport.contract.slots import Slots
+from snapexport.contract.slots import LayerGeometry, Slots
 from snapexport.contract.targets import Target, capabilities
 from snapexport.contract.vote import Vote
 from snapexport.exporter import architectures
+from snapexport.methods.extend.spec import ExtendOptions
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.graph_set import PrefillForm
 from snapexport.runtime.engine.open_executor import open_executor
@@ -56,7 +56,7 @@ def build_of(sample: Sample, resolved: ResolvedBuild, directory: Path) -> Build:
         decode_batches=(),
         target=target_of(resolved.options.target),
         baseline=True,
-        graph=GraphOptions(extend=resolved.options.graph.extend),
+        graph=GraphOptions(methods=(resolved.options.graph.of(ExtendOptions),)),
     )
     small = ResolvedBuild(
         options=options,
@@ -84,7 +84,10 @@ def _geometry(wanted: CacheGeometry, model: ModelFacts, sizes: Sizes) -> CacheGe
     small = Vote(
         L_obs=min(vote.L_obs, part),
         pool_kernel=min(vote.pool_kernel, _LONGEST_POOL),
-        **vote.options,
+        vote=vote.vote,
+        pool=vote.pool,
+        softmax=vote.softmax,
+        group=vote.group,
     )
     return CacheGeometry("snapstream", sizes.L_max, slots, small)
 

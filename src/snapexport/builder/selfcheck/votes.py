@@ -14,7 +14,7 @@ from torch import Tensor
 from snapexport.builder.selfcheck.attention import Attended
 from snapexport.builder.selfcheck.difference import HINT
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 from snapexport.errors import UserError
 from snapexport.plugins.reference import Vote, wrong_choice
 

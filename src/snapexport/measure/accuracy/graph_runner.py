@@ -12,14 +12,15 @@ import numpy as np
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.graph_kinds import PREFILL_SPARSE
 from snapexport.contract.manifest import GraphEntry, GraphName
-from snapexport.contract.pieces import chunks, repeated_starts
+from snapexport.contract.pieces import chunks
 from snapexport.exporter.tensor_file import NUMPY_DTYPE
 from snapexport.measure.accuracy.graph_loader import GraphLoader, Infer, on_onnxruntime
 from snapexport.measure.accuracy.sequence import Array, Feed, SequenceRunner
-from snapexport.runtime.engine.followers.slot_positions import SlotPositions
-from snapexport.runtime.engine.takers.repetition import repeated_chunk
+from snapexport.methods.repeat.spec import VOTER, repeated_chunk, repeated_starts
+from snapexport.methods.several_tokens.run import SlotPositions
+from snapexport.methods.sparse_prefill.spec import GRAPH as SPARSE
+from snapexport.methods.sparse_prefill.spec import sparse_prefill
 
 
 class GraphRunner(SequenceRunner):
@@ -45,7 +46,7 @@ class GraphRunner(SequenceRunner):
         self._prefill: GraphName = "baseline-prefill" if baseline else "prefill"
         self._decode: GraphName = "baseline-decode" if baseline else "decode"
         self._compresses = "compress" in build.manifest.graphs and not baseline
-        self._repeats = self._compresses and build.manifest.geometry.voters == "repeat"
+        self._repeats = self._compresses and build.manifest.geometry.voter == VOTER
         self._loaded: dict[GraphName, tuple[Infer, ExitStack]] = {}
 
     def activate_impl(self) -> None:
@@ -83,14 +84,14 @@ class GraphRunner(SequenceRunner):
         """Whether a chunk of such a prompt attends to a part of what is before it."""
         *amid, _ = self._prefill_scalars(np.zeros(prompt_length, np.int64))
         starts = (int(scalars[names.PAST_LENGTH][0]) for scalars in amid)
-        return any(self._graph_amid(start) == PREFILL_SPARSE for start in starts)
+        return any(self._graph_amid(start) == SPARSE for start in starts)
 
     def _graph_amid(self, start: int) -> GraphName:
         """The graph of a chunk that is not a prompt's last."""
         manifest = self.build.manifest
-        sparse = manifest.graph_options.sparse_prefill(manifest.prefill_chunk)
-        is_sparse = sparse and self._compresses and sparse.is_sparse(start)
-        return PREFILL_SPARSE if is_sparse else self._prefill
+        sparse = sparse_prefill(manifest.graph_options, manifest.prefill_chunk)
+        is_sparse = sparse and self._compresses and sparse.takes(start)
+        return SPARSE if is_sparse else self._prefill
 
     def _compressed(self, out: Feed, prompt: Array) -> Feed:
         """The caches after compress, from the caches and query windows of the last chunk, or from
@@ -137,7 +138,7 @@ class GraphRunner(SequenceRunner):
     def _infer(self, graph: GraphName) -> Infer:
         """The loaded graph. Of prefill and decode, which have all weights, one is loaded."""
         if graph not in self._loaded:
-            large = {self._prefill, self._decode, PREFILL_SPARSE}
+            large = {self._prefill, self._decode, SPARSE}
             self._drop(*large.intersection(self._loaded if graph in large else ()))
             session = ExitStack()
             self._loaded[graph] = session.enter_context(self._loader(graph)), session
@@ -177,7 +178,9 @@ class GraphRunner(SequenceRunner):
             **self._temperature(batch),
         }
         inputs = {spec.name: spec for spec in self._entry(self._decode).inputs}
-        places = [one for name, one in inputs.items() if names.is_place(name)]
+        places = [
+            one for name, one in inputs.items() if name.startswith(("write_slot", "slot_positions"))
+        ]
         feed |= {spec.name: np.zeros(spec.shape, np.int64) for spec in places}
         return {name: value for name, value in feed.items() if name in inputs}
 
@@ -193,8 +196,6 @@ class GraphRunner(SequenceRunner):
 
     def _temperature(self, rows: int) -> Feed:
         """The input of graphs with top tokens, which are not compared."""
-        if not self.build.manifest.graph_options.top_tokens:
-            return {}
         return {names.TEMPERATURE: np.ones(rows, np.float32)}
 
     def _past(self, graph: GraphName, out: Feed) -> Feed:

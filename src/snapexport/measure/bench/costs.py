@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.head_groups import CacheHeads
-from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.manifest import Manifest, TensorSpec
+from snapexport.contract.slots import CacheHeads, LayerGeometry
 from snapexport.files import safetensors
 from snapexport.files.dtypes import BY_FLAG, BY_NUMPY
 from snapexport.files.safetensors import TensorSpan
@@ -172,7 +171,7 @@ def _layer(
     # By layer, since a full cache has no head groups: with them all layers have the same widths.
     states = [specs[names.past_key(cache.layer)], specs[names.past_value(cache.layer)]]
     # An int8 cache has scales of key and value, [B,Hkv,1,D].
-    scales = names.past_key_scale(cache.layer), names.past_value_scale(cache.layer)
+    scales = [f"{names.past_key(cache.layer)}_scale", f"{names.past_value(cache.layer)}_scale"]
     key, value = (_position_bytes(spec, heads, BY_FLAG[manifest.dtype].numpy) for spec in states)
     slot, fixed = key + value, 0
     if not full_cache:

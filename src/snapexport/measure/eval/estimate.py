@@ -10,12 +10,13 @@ from snapexport.contract import names
 from snapexport.contract.interface import graph_specs
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import planned_bytes, weights_bytes
-from snapexport.contract.pieces import repeated_starts
+from snapexport.contract.pieces import Piece
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.open_graphs import OpenGraphs
 from snapexport.measure.eval.systems import System
 from snapexport.measure.pace import Estimate, chunk_seconds, step_seconds
 from snapexport.measure.pace import seconds as seconds_of
+from snapexport.methods import table
 
 
 def estimate(grid: Grid) -> Estimate:
@@ -94,14 +95,24 @@ def _windows(grid: Grid) -> int:
 def _continuation(grid: Grid, length: int, chunk: float, step: float) -> float:
     """Seconds for one prompt in all systems, beyond the chunks that they share.
 
-    Pseudo tokens are decode steps and a chunk, a repetition is all chunks again. Blocks are shared
-    with no other system.
+    Each piece of a method's further work runs a chunk, and may decode before. Blocks are not shared
+    with another system.
     """
-    counts = [system.geometry.pseudo_tokens for system in grid.systems]
-    repeats = sum(system.geometry.voters == "repeat" for system in grid.systems)
-    again = repeats * len(repeated_starts(length, grid.build.manifest.prefill_chunk))
-    again += sum(_blocks(grid, system, length) for system in grid.systems if system.in_blocks)
-    return again * chunk + sum(chunk + step * (count - 1) for count in counts if count)
+    again, steps = 0, 0
+    for system in grid.systems:
+        pieces = _further(grid, system, length)
+        again += _blocks(grid, system, length) if system.in_blocks else len(pieces)
+        steps += sum(piece.decode_steps for piece in pieces)
+    return again * chunk + steps * step
+
+
+def _further(grid: Grid, system: System, length: int) -> list[Piece]:
+    """The pieces of work that follow a prompt's chunks."""
+    manifest = grid.build.manifest
+    methods = table.methods_on(system.geometry, manifest.graph_options)
+    works = (method.further(system.geometry) for method in methods)
+    chunk = manifest.prefill_chunk
+    return [piece for work in works if work for piece in work.pieces(length, chunk)]
 
 
 def _blocks(grid: Grid, system: System, tokens: int) -> int:

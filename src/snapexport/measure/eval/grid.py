@@ -323,16 +323,14 @@ def _require_fitting(build: Build, lengths: tuple[int, ...], systems: list[Syste
 
 
 def _positions(build: Build, requests: Requests, systems: Sequence[System]) -> int:
-    """L_max of the caches: room for the longest request in the full one, and for the pseudo tokens
+    """L_max of the caches: room for the longest request in the full one, and for what is fed
     after a prompt.
 
     Raises UserError.
     """
     manifest = build.manifest
-    pseudo_tokens = max(
-        system.geometry.L_max - system.geometry.longest_prompt for system in systems
-    )
-    needed = max(requests.positions(), requests.longest_prompt() + pseudo_tokens)
+    after = max(system.geometry.L_max - system.geometry.longest_prompt for system in systems)
+    needed = max(requests.positions(), requests.longest_prompt() + after)
     limit = manifest.model.max_position_embeddings
     alone_and_full = not manifest.traces and not manifest.geometry.compresses
     if manifest.single_shot or alone_and_full:  # its prefill or its cache takes just this many

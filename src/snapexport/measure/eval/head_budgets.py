@@ -12,12 +12,12 @@ import numpy as np
 import onnx
 from polygraphy.logger import G_LOGGER
 
-from snapexport.builder.head_budget import HeadBudget
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
 from snapexport.measure.accuracy.graph_runner import GraphRunner
+from snapexport.methods.head_budgets.groups import HeadBudget
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 from snapexport.measure.eval.grid import Cell, Grid
 from snapexport.measure.eval.sample import Sample
 from snapexport.measure.eval.systems import LoadedSystems, System

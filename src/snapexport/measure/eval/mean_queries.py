@@ -10,7 +10,6 @@ from polygraphy.logger import G_LOGGER
 
 from snapexport.builder.derive import derive
 from snapexport.builder.graph_files import Traces
-from snapexport.builder.mean_queries import MeanQueries
 from snapexport.builder.options import BuildOptions
 from snapexport.builder.staging import scratch
 from snapexport.contract import names
@@ -19,9 +18,10 @@ from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import markers
-from snapexport.graphs.passes.mean_query import LayerQueries, Rotation, rotation_of
 from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.measure.accuracy.sequence import Array
+from snapexport.methods.calibrated.queries import LayerQueries, MeanQueries
+from snapexport.methods.calibrated.surgery import Rotation, rotation_of
 
 
 def require_queries(build: Build) -> None:
@@ -89,6 +89,10 @@ def _rotations(build: Build) -> dict[int, Rotation]:
     }
 
 
+def _before_rope(query: gs.Tensor) -> gs.Tensor:
+    return rotation_of(query).taken
+
+
 @contextmanager
 def _watched(build: Build, longest: int) -> Iterator[GraphRunner]:
     """Graphs whose window is a whole chunk, with its queries before RoPE.
@@ -103,6 +107,6 @@ def _watched(build: Build, longest: int) -> Iterator[GraphRunner]:
         geometry = options.geometry(manifest.model)
         out = directory / "queries"
         exact = replace(manifest.graph_options, prompt_cache_dtype=None)
-        watched = derive(build, geometry, out, exact, before_rope=True, link_weights=True)
+        watched = derive(build, geometry, out, exact, shown=_before_rope, link_weights=True)
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL), GraphRunner(watched) as runner:
             yield runner

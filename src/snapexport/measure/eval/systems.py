@@ -7,25 +7,31 @@ once and shared. Knows no task.
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from snapexport.builder.derive import derive
-from snapexport.builder.head_budget import HeadBudget
-from snapexport.builder.options import CACHE_FIELDS, DEFAULT_L_SINK, BuildOptions
+from snapexport.builder.options import DEFAULT_L_SINK, BuildOptions, cache_fields
 from snapexport.builder.staging import scratch
-from snapexport.contract.budgets import default_pool_kernel, default_ring
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy
-from snapexport.contract.graph_options import PREFILLS, require_one_of
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.graph_options import PREFILLS, MethodOptions, require_one_of
 from snapexport.contract.model_facts import ModelFacts
-from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS, VOTE_FIELDS
-from snapexport.contract.voters import VOTERS
+from snapexport.contract.policies import (
+    PRESET_DEFAULTS,
+    PRESETS,
+    VOTE_FIELDS,
+    default_pool_kernel,
+    default_ring,
+)
+from snapexport.contract.slots import LayerGeometry
+from snapexport.contract.vote import Voter
 from snapexport.errors import UserError
 from snapexport.measure.eval.open_graphs import OpenGraphs
 from snapexport.measure.eval.options import EvalOptions
+from snapexport.methods import table
+from snapexport.methods.extend.spec import ExtendOptions
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.graph_set import PrefillForm
 from snapexport.runtime.engine.prompt_cache import PromptCache
@@ -35,7 +41,17 @@ from snapexport.runtime.requests.prompts import load_tokenizer
 Choices = dict[str, Any]
 """Fields of BuildOptions: whole numbers and names."""
 
-_FIELDS = tuple(name for name in CACHE_FIELDS if name not in ("kv_budget", "mean_queries"))
+
+def _fields() -> tuple[str, ...]:
+    """The fields that a system may change: what a build's traces hold is theirs."""
+    kinds = table.option_fields()
+    traced = {name for name, kind in kinds.items() if _of_traces(kind, name)}
+    return tuple(name for name in cache_fields() if name not in {"kv_budget", *traced})
+
+
+def _of_traces(kind: type[MethodOptions], name: str) -> bool:
+    field = next(one for one in fields(kind) if one.name == name)
+    return bool(field.metadata.get("of_traces"))
 
 
 @dataclass(frozen=True)
@@ -104,7 +120,7 @@ class SystemMaker:
         try:
             choices |= {"L_max": self.L_max, "policy": policy, "extend": in_blocks}
             options = BuildOptions.of(model="", out=Path(), **choices)
-            geometry = options.geometry(self.model, heads=self._head_budget())
+            geometry = options.geometry(self.model, like=self.own)
         except UserError as error:
             where = f"'{name}'" + (f" in {slots} slots" if slots else "")
             raise UserError(
@@ -120,18 +136,18 @@ class SystemMaker:
 
         Those that need no window have their own vote too.
         """
-        queries = choices.get("vote_queries", "prompt")
-        dropped = {*VOTERS[queries].unused} if queries in VOTERS else set()
-        if "L_obs" in VOTERS[self.own.vote.vote_queries].unused:  # the build's own says nothing
+        name = choices.get("vote_queries", Voter().name)
+        method = next((one for one in table.METHODS if one.voter and one.voter.name == name), None)
+        if method is None or method.voter is None:
+            return choices  # refused with the other fields
+        dropped = {*method.voter.unused}
+        if "L_obs" in self.own.vote.voter.unused:  # the build's own says nothing
             dropped.add("L_obs")
-        if queries == "calibrated":  # the build's traces hold them
-            choices = choices | {"mean_queries": Path("traces")}
         kept = {name: value for name, value in choices.items() if name not in dropped}
-        return kept | ({"prefill_chunk": self.prefill_chunk} if queries == "repeat" else {})
-
-    def _head_budget(self) -> HeadBudget | None:
-        """The budgets of the build's own head groups, if it has some."""
-        return HeadBudget.of(self.own, self.model) if self.own.slots.head_groups else None
+        kept |= {"prefill_chunk": self.prefill_chunk} if method.voter.takes_chunk else {}
+        kind = method.options
+        of_traces = [one.name for one in fields(kind) if _of_traces(kind, one.name)] if kind else []
+        return kept | dict.fromkeys(of_traces, Path("traces"))
 
     def _inherited(self, policy: Policy, slots: int, changes: Choices) -> Choices:
         """The build's choices in so many slots, without those that either policy fixes."""
@@ -156,7 +172,10 @@ class SystemMaker:
         fixed = {name for table in tables for each in policies for name in table.get(each, {})}
         if "L_obs" in PRESETS[policy]:  # its window votes
             fixed.add("vote_queries")
-        return fixed | ({"budget"} if "head_budget" in changes else set())
+        budgets = (one for one in table.METHODS if one.budget)
+        own = (one.options for one in budgets if one.options)
+        given = any(field.name in changes for kind in own for field in fields(kind))
+        return fixed | ({"budget"} if given else set())
 
     def _vote_fields(self, own: LayerGeometry) -> Choices:
         """The build's vote; its pool kernel only if it was chosen, as the default follows K."""
@@ -213,14 +232,14 @@ def _value(name: str, field: str, value: str) -> int | str | Path:
     if field == "prefill":
         require_one_of("prefill", value, PREFILLS)
         return value
-    if field not in _FIELDS:
+    if field not in _fields():
         raise UserError(
             f"'{name}': a cache has no field '{field}'",
-            f"its fields are {', '.join(_FIELDS)}, and prefill=blocks",
+            f"its fields are {', '.join(_fields())}, and prefill=blocks",
         )
     if field in VOTE_FIELDS:
         return value
-    if field == "head_budget":
+    if _takes_path(field):
         return Path(value)
     try:
         return int(value)
@@ -228,6 +247,11 @@ def _value(name: str, field: str, value: str) -> int | str | Path:
         raise UserError(
             f"'{name}': {field} is '{value}'", f"write {field}=N with a whole number"
         ) from None
+
+
+def _takes_path(field: str) -> bool:
+    kind = table.option_fields().get(field)
+    return kind is not None and get_type_hints(kind)[field] == Path | None
 
 
 class LoadedSystems:
@@ -269,7 +293,7 @@ class LoadedSystems:
         if not self._build.manifest.traces:
             return self._build
         out = self._directory / str(len(self._executors))
-        options = replace(self._build.manifest.graph_options, extend=in_blocks)
+        options = self._build.manifest.graph_options.with_options(ExtendOptions(extend=in_blocks))
         return derive(
             self._build, geometry, out, options, with_queries=with_queries, link_weights=True
         )

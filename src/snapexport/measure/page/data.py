@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import LayerGeometry
 
 
 class Span(NamedTuple):

@@ -8,7 +8,6 @@ from importlib.resources import files
 from typing import Any
 
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.voters import vote_summary
 from snapexport.measure.page.data import Positions, TokenizedPrompt, layer_regions, page_data
 
 _SCRIPTS = "tokens.js", "text.js", "note.js", "strip.js", "page.js"
@@ -76,7 +75,7 @@ def _cache_facts(geometry: CacheGeometry, length: int, heads: str) -> dict[str, 
         "kept by vote": _span(place.kept(length) for place in layers),
     }
     if any(place.K for place in layers):
-        who, counted = vote_summary(geometry.vote)
+        who, counted = geometry.vote.words
         facts |= {"voters": who, "pool P": f"{geometry.vote.pool_kernel}", "vote": counted}
     return facts
 

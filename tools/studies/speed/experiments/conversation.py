@@ -12,6 +12,7 @@ import numpy as np
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.measure.bench.tables import Column, Table, mib
 from snapexport.measure.bench.turns import Row, rounded
+from snapexport.methods.extend.spec import ExtendOptions
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tools.studies.speed.memory import share
@@ -40,7 +41,7 @@ class Options:
 def run(setup: Setup, options: Options, results: Results) -> None:
     """One conversation, turn after turn."""
     results.note(*NOTES)
-    form = GraphOptions(extend=True)
+    form = GraphOptions(methods=(ExtendOptions(extend=True),))
     build = setup.builds(options.checkpoint).get(options.L_max, options.kv_budget, form=form)
     llm = LLM(build.directory, threads=setup.threads, parked_rows=1)
     rng, conversation = np.random.default_rng(0), [3]

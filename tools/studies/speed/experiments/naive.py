@@ -16,8 +16,8 @@ from onnx import helper
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.memory import cache_bytes
+from snapexport.contract.slots import LayerGeometry
 from snapexport.contract.targets import Target
 from snapexport.measure.bench import memory
 from snapexport.measure.bench.tables import Column, Table, mib

@@ -7,7 +7,7 @@ chunk attends to everything.
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from snapexport.contract.build_directory import Build
 from snapexport.measure.bench.tables import Table
 from snapexport.measure.bench.turns import Case, Row, alone, clocked, rounded
+from snapexport.methods.sparse_prefill.spec import SparsePrefillOptions
 from tools.studies.speed.experiments.overhead import Prefill, integral
 from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
@@ -44,7 +45,7 @@ def builds(setup: Setup, options: Options) -> Iterator[tuple[int, Build]]:
     """A build for each budget; of budget 0, everything is attended to."""
     made = setup.builds(options.checkpoint)
     for budget in (0, *options.budgets):
-        form = replace(setup.form, prefill_budget=budget)
+        form = setup.form.with_options(SparsePrefillOptions(prefill_budget=budget))
         yield budget, made.get(options.L_max, options.kv_budget, form=form)
 
 

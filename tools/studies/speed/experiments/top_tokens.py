@@ -56,8 +56,8 @@ def _operators(setup: Setup, options: Options) -> Timed:
     """Seconds of the top tokens' own operators, over random logits."""
     import onnx_graphsurgeon as gs
 
-    from snapexport.graphs.passes.top_tokens import TopTokens
     from snapexport.graphs.surgery import IR_VERSION
+    from snapexport.methods.top_tokens.surgery import TopTokens
 
     vocab_size = setup.builds(options.checkpoint).traced().manifest.model.vocab_size
     shape = options.batch, vocab_size

@@ -1,1 +1,0 @@
-"""What follows the state of each batch slot."""

@@ -1,0 +1,118 @@
+"""Says what the vote of calibrated queries needs, and what it does not go with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapexport.contract.choices import (
+    FULL,
+    KEEPS_ALL,
+    LATENT,
+    NO_TOPK,
+    RANKS,
+    SAGE,
+    SINGLE_SHOT,
+    STREAMING,
+)
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import MethodOptions, option
+from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, flag, some
+from snapexport.contract.vote import WINDOW, Voter
+from snapexport.methods.method import Method, votes_by
+
+VOTER = Voter(
+    name="calibrated",
+    help="the mean query of other texts, by --mean-queries",
+    words="the mean query of texts",
+    counts="TriAttention's",
+    unused=WINDOW,
+    default_window=1,
+    votes_on_blocks=False,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedOptions(MethodOptions):
+    """mean_queries: the file of measured queries; a build's traces hold what it says."""
+
+    mean_queries: Path | None = option(
+        None,
+        "queries of texts, in a file of `snapexport calibrate --mean-queries`",
+        "cache",
+        metavar="FILE",
+        recorded=False,
+        of_traces=True,
+    )
+
+    def require_model(self, model: ModelFacts) -> None:
+        if self.mean_queries:
+            from snapexport.methods.calibrated.queries import MeanQueries  # loads NumPy
+
+            MeanQueries.read(self.mean_queries).require_model(model)
+
+
+def vote_scores(model: ModelFacts, geometry: CacheGeometry, slots: int) -> int:
+    """Bytes of the scores, and of the magnitudes of pairs."""
+    heads = max(layer.heads for layer in model.layers)
+    pairs = max(layer.kv_heads * layer.key_dim for layer in model.layers) // 2
+    return (geometry.vote.L_obs * heads + pairs) * slots * 4
+
+
+CHOICE = Choice(
+    "--vote-queries calibrated",
+    {"vote_queries": "calibrated", "mean_queries": True},
+    lambda f: f.get("vote_queries") == "calibrated" or bool(f.get("mean_queries")),
+)
+_MEANS = some("--mean-queries", "mean_queries", True)
+_NO_MEANS = Choice(
+    "--mean-queries",
+    {"mean_queries": None},
+    lambda f: "mean_queries" in f and not f["mean_queries"],
+    joined="without",
+)
+_OTHER_QUERIES = Choice(
+    "--vote-queries {vote_queries}",
+    {"vote_queries": "prompt"},
+    lambda f: f.get("vote_queries") not in (None, "calibrated"),
+)
+_VALUES = {"L_obs": 8, "vote": "sum", "softmax": "causal", "group": "max"}
+_RULES = (
+    Rule(_MEANS, FULL, KEEPS_ALL, LEAVE_OUT),
+    Rule(_MEANS, STREAMING, NO_TOPK, LEAVE_OUT),
+    Rule(CHOICE, SAGE, "there only the last token votes", "use --policy snapstream"),
+    *(
+        Rule(
+            flag(field, _VALUES[field]),
+            CHOICE,
+            "a position is worth its key's score by the mean query",
+            LEAVE_OUT,
+        )
+        for field in VOTER.unused
+    ),
+    Rule(
+        CHOICE,
+        _NO_MEANS,
+        "it votes by the mean queries of texts",
+        "measure them with `snapexport calibrate BUILD --mean-queries --documents DIR --out FILE`",
+    ),
+    Rule(_MEANS, _OTHER_QUERIES, "they are for --vote-queries calibrated", LEAVE_OUT),
+    Rule(CHOICE, LATENT, "its queries are no states of one head", LEAVE_OUT),
+    Rule(CHOICE, RANKS, "", LEAVE_OUT),
+    Rule(
+        CHOICE,
+        SINGLE_SHOT,
+        "a single shot keeps no full-length cache of the prompt",
+        "use a --prefill-chunk below --L-max",
+    ),
+)
+
+CALIBRATED = Method(
+    name="calibrated",
+    home=__package__,
+    parts=("surgery", "measure"),
+    is_on=votes_by(VOTER),
+    options=CalibratedOptions,
+    voter=VOTER,
+    rules=_RULES,
+    vote_scores=vote_scores,
+)

@@ -1,0 +1,84 @@
+"""Says what the graph of one more chunk takes, and what it does not go with."""
+
+from dataclasses import dataclass
+
+from snapexport.contract import names
+from snapexport.contract.choices import BLOCKS, FULL, ONTO_ROWS, OUTPUTS, PARKED
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_kind import GraphKind
+from snapexport.contract.graph_options import GraphOptions, MethodOptions, option
+from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors, after
+from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, flag
+from snapexport.methods.method import Method
+
+GRAPH = "extend"
+
+present_slot_positions = names.numbered("present_slot_positions.")
+"""`slot_positions` after the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtendOptions(MethodOptions):
+    """extend: the build has extend.onnx."""
+
+    extend: bool = option(
+        False,
+        "add extend.onnx, which takes further tokens onto a compressed cache: a turn of a chat "
+        "costs its own tokens, and prompts may be longer than --L-max",
+        "",
+    )
+
+
+def _is_on(geometry: CacheGeometry, options: GraphOptions) -> bool:
+    return options.of(ExtendOptions).extend
+
+
+def extend(facts: GraphFacts) -> Tensors:
+    """One more chunk onto a compressed cache."""
+    chunk = facts.chunk
+    inputs: Specs = {
+        names.INPUT_IDS: ("int64", (1, chunk)),
+        names.POSITION_IDS: ("int64", (1, chunk)),
+        names.CHUNK_LENGTH: ("int64", (1,)),
+    }
+    states = facts.caches(1)
+    for cache in facts.held:
+        shape = (1, cache.kv_heads, cache.shape.cache_slots)
+        states[names.slot_positions(cache.cache)] = ("int64", shape)
+    return inputs | states, facts.logits(1) | after(states)
+
+
+_WITHOUT = Choice(
+    "a build without --extend",
+    {"graphs": frozenset({"decode"})},
+    lambda f: "graphs" in f and GRAPH not in f["graphs"],
+    joined="for",
+)
+
+_ONE_FORM = "the full cache has one form, and prefill extends it"
+
+EXTEND = Method(
+    name="extend",
+    home=__package__,
+    parts=("surgery", "run"),
+    is_on=_is_on,
+    options=ExtendOptions,
+    rules=(Rule(flag("extend"), FULL, _ONE_FORM, LEAVE_OUT),),
+    run_rules=tuple(
+        Rule(choice, _WITHOUT, "it has no extend.onnx", "build it again with --extend")
+        for choice in (BLOCKS, PARKED, OUTPUTS, ONTO_ROWS)
+    ),
+    kinds=(
+        GraphKind(
+            name=GRAPH,
+            specs=extend,
+            built_if=lambda geometry, options, _: _is_on(geometry, options),
+            loaded_if=lambda run: run.takes_prompts and run.blocks,
+            traced_as="prefill",
+            shortens=True,
+            extends_rows=True,
+            writes_in_place=False,  # it moves what it keeps to other cache slots
+            attended=lambda options, reach, rows, slots: slots + rows,
+        ),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Each KV head keeps as many positions as a file of budgets gives it."""

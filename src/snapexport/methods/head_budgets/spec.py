@@ -1,0 +1,137 @@
+"""Says which flags give KV heads budgets of their own, and what these do not go with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapexport.contract.choices import (
+    FULL,
+    KEEPS_ALL,
+    NO_TOPK,
+    OTHER_HEADS,
+    RANKS,
+    SHARED_CACHES,
+    STATEFUL,
+    STREAMING,
+)
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions, MethodOptions, option
+from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule, flag
+from snapexport.contract.slots import MOST_GROUPS
+from snapexport.errors import UserError
+from snapexport.methods.calibrated.spec import CHOICE as CALIBRATED
+from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
+from snapexport.methods.method import Method
+from snapexport.methods.repeat.spec import CHOICE as REPEATED
+
+DEFAULT_GROUPS = 2
+BUDGET = "heads"
+"""The value of --budget."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadBudgetOptions(MethodOptions):
+    """head_budget: the file. head_groups: most groups of a layer's KV heads.
+
+    The manifest has the groups in its geometry.
+    """
+
+    head_budget: Path | None = option(
+        None,
+        "K of each KV head, in a JSON file (docs/reference/vote-options.md)",
+        "cache",
+        metavar="FILE",
+        recorded=False,
+    )
+    head_groups: int | None = option(
+        None,
+        f"most groups of a layer's KV heads: a group's heads keep as many positions (default: "
+        f"{DEFAULT_GROUPS})",
+        "cache",
+        recorded=False,
+    )
+
+    def __post_init__(self) -> None:
+        most = self.head_groups
+        if most is not None and not 2 <= most <= MOST_GROUPS:
+            raise UserError(
+                f"--head-groups {most} is not from 2 to {MOST_GROUPS}",
+                "use 2 to 4: each group costs a decode step an attention of its own",
+            )
+
+    @property
+    def most_groups(self) -> int:
+        """Most groups of a layer's KV heads."""
+        return self.head_groups or DEFAULT_GROUPS
+
+
+def reshape(
+    geometry: CacheGeometry, options: GraphOptions, model: ModelFacts, like: CacheGeometry | None
+) -> CacheGeometry:
+    """Share K among the heads of each layer: by a file, or as another geometry does."""
+    if geometry.vote.budget != BUDGET:
+        return geometry
+    given = options.of(HeadBudgetOptions)
+    if given.head_budget is not None:
+        heads = HeadBudget.read(given.head_budget)
+    elif like is not None and like.slots.head_groups:
+        heads = HeadBudget.of(like, model)
+    else:
+        raise UserError(
+            "--budget heads needs the budget of each KV head",
+            "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
+        )
+    return with_head_groups(geometry, heads, model, given.most_groups)
+
+
+def facts(geometry: CacheGeometry) -> Facts:
+    """Whether heads have budgets, as the flags say it."""
+    return {"head_budget": bool(geometry.slots.head_groups)}
+
+
+_CHOICE = Choice(
+    "--head-budget",
+    {"head_budget": True},
+    lambda f: bool(f.get("head_budget")) or f.get("budget") == BUDGET,
+)
+_EQUAL = Choice(
+    "--budget {budget}",
+    {"budget": "uniform"},
+    lambda f: f.get("budget") not in (None, BUDGET),
+)
+_NONE = Choice(
+    "--head-budget",
+    {"head_budget": None},
+    lambda f: "head_budget" in f and not _CHOICE.holds(f),
+    joined="without",
+)
+_GROUPED = flag("head_groups", 2)
+_RULES = (
+    Rule(_CHOICE, FULL, KEEPS_ALL, LEAVE_OUT),
+    Rule(_GROUPED, FULL, KEEPS_ALL, LEAVE_OUT),
+    Rule(_CHOICE, STREAMING, NO_TOPK, LEAVE_OUT),
+    Rule(
+        _GROUPED,
+        _NONE,
+        "it groups KV heads by their budgets",
+        "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
+    ),
+    Rule(_CHOICE, _EQUAL, "it shares K among KV heads"),
+    Rule(_CHOICE, OTHER_HEADS, "a file of head budgets has one number of KV heads", LEAVE_OUT),
+    Rule(_CHOICE, SHARED_CACHES, "a group would have queries of several layers", LEAVE_OUT),
+    Rule(_CHOICE, STATEFUL, "", LEAVE_OUT),
+    *(Rule(_CHOICE, queries, "") for queries in (REPEATED, CALIBRATED)),
+    Rule(_CHOICE, RANKS, ""),
+)
+
+HEAD_BUDGETS = Method(
+    name="head_budgets",
+    home=__package__,
+    parts=("surgery", "measure"),
+    is_on=lambda geometry, options: bool(geometry.slots.head_groups),
+    options=HeadBudgetOptions,
+    budget=BUDGET,
+    reshape=reshape,
+    rules=_RULES,
+    facts=facts,
+)

@@ -1,0 +1,108 @@
+"""Defines a cache method: the record that the layers loop over.
+
+A method leaves out what it does not do. Its heavier parts are modules beside its `spec.py`, loaded
+when a layer asks for them.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_kind import GraphKind
+from snapexport.contract.graph_options import GraphOptions, MethodOptions
+from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
+from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.pieces import FurtherWork, InnerChunks
+from snapexport.contract.rule import Facts, Rule
+from snapexport.contract.targets import Target
+from snapexport.contract.vote import Voter
+from snapexport.files.dtypes import DType
+
+TRACE = "trace"
+"""In place of a kind of graph: a trace, which has no caches."""
+
+IsOn = Callable[[CacheGeometry, GraphOptions], bool]
+
+
+def no_tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
+    """Add nothing to any graph."""
+    none: Specs = {}
+    return none, none
+
+
+def unchanged(options: GraphOptions, target: Target, dtype: DType) -> GraphOptions:
+    """Return the options as they are."""
+    return options
+
+
+Reshape = Callable[[CacheGeometry, GraphOptions, ModelFacts, CacheGeometry | None], CacheGeometry]
+
+
+def as_it_is(
+    geometry: CacheGeometry, options: GraphOptions, model: ModelFacts, like: CacheGeometry | None
+) -> CacheGeometry:
+    """Return the geometry."""
+    return geometry
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Method:
+    """One cache method.
+
+    home: its package, which holds `parts`.
+    parts: the modules beside `spec.py`: surgery, run, measure, export.
+    is_on: whether a build uses it, by its geometry and graph options.
+    options: the class of its flags.
+    voter: for --vote-queries, where it is about who votes.
+    rules, run_rules: what it excludes: in a build, and when a build is run.
+    facts: what the rules of a finished build ask of its geometry, by flag.
+    budget: the value of --budget that it is.
+    reshape: changes a geometry: by the options, for a model, and like another geometry of it.
+    stores: the value of --cache-dtype that it stores caches in.
+    resolve: fills in the defaults of graph options that it decides.
+    tensors: what it adds to a graph of a kind (or `TRACE`), beside that kind's common tensors.
+    kinds: kinds of graphs of its own.
+    host: names of its tensors that the host writes before a run, or reads after it.
+    reads_hidden_states: whether it needs the hidden states of the last layer of each trace.
+    inner: the chunks inside a prompt that run in a graph of its own, by the prefill chunk.
+    further: prefill work after a prompt's chunks.
+    vote_scores: bytes of the scores of one layer's vote over `slots` positions.
+    report: what a summary says of every build, for programs.
+    words: lines about it in a summary, by their titles.
+    """
+
+    name: str
+    home: str
+    parts: tuple[str, ...] = ()
+    is_on: IsOn
+    options: type[MethodOptions] | None = None
+    voter: Voter | None = None
+    rules: tuple[Rule, ...] = ()
+    run_rules: tuple[Rule, ...] = ()
+    facts: Callable[[CacheGeometry], Facts] = lambda geometry: {}
+    stores: str | None = None
+    budget: str | None = None
+    reshape: Reshape = as_it_is
+    resolve: Callable[[GraphOptions, Target, DType], GraphOptions] = unchanged
+    tensors: Callable[[GraphFacts, str, Tensors], Tensors] = no_tensors
+    kinds: tuple[GraphKind, ...] = ()
+    host: frozenset[str] = frozenset()
+    reads_hidden_states: bool = False
+    inner: Callable[[GraphOptions, int], InnerChunks | None] = lambda options, chunk: None
+    further: Callable[[CacheGeometry], FurtherWork | None] = lambda geometry: None
+    vote_scores: Callable[[ModelFacts, CacheGeometry, int], int] | None = None
+    report: Callable[[CacheGeometry, GraphOptions], Facts] = lambda geometry, options: {}
+    words: Callable[[CacheGeometry, GraphOptions], Mapping[str, str]] = lambda geometry, options: {}
+
+    def part(self, name: str) -> Any:
+        """The record of a part: what the module has under the part's name in capitals, or None."""
+        if name not in self.parts:
+            return None
+        return getattr(importlib.import_module(f"{self.home}.{name}"), name.upper())
+
+
+def votes_by(voter: Voter) -> IsOn:
+    """Whether the voter is a build's."""
+    return lambda geometry, options: geometry.voter is not None and geometry.voter == voter

@@ -1,0 +1,29 @@
+"""Traces the checkpoint's layer for multi-token prediction: a step, and a chunk of a prompt."""
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from snapexport.exporter import mtp, mtp_layer
+from snapexport.exporter.architectures import Decoder
+from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.method import MethodExport, TracedModel
+from snapexport.methods.mtp.spec import GRAPH, PREFILL_GRAPH
+
+
+class MtpExport(MethodExport):
+    """Two traces more, of a layer that comes after the model's last."""
+
+    title = "multi-token prediction"
+
+    def require(self, checkpoint: Checkpoint, decoder: Decoder) -> None:
+        mtp_layer.require_layer(checkpoint, decoder)
+
+    def traces(self, model: TracedModel) -> Mapping[str, ir.Model]:
+        return {
+            GRAPH: mtp.trace_mtp(model.decoder, model.dtype),
+            PREFILL_GRAPH: mtp.trace_mtp_prefill(model.decoder, model.dtype, model.chunk),
+        }
+
+
+EXPORT = MtpExport()

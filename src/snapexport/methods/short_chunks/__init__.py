@@ -1,0 +1,1 @@
+"""Further prefill graphs take chunks of fewer tokens, for turns and a prompt's rest."""

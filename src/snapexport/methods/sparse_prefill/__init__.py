@@ -1,0 +1,1 @@
+"""Chunks of a long prompt attend to the best blocks of their past (--prefill-budget)."""

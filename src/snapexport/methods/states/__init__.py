@@ -1,0 +1,1 @@
+"""Layers of hybrids hold recurrent states, beside or in place of keys and values."""

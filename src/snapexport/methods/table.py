@@ -1,0 +1,108 @@
+"""Lists the cache methods, and what follows from all of them together."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import CORE_FIELDS, GraphOptions, MethodOptions
+from snapexport.contract.pieces import InnerChunks
+from snapexport.contract.rule import Facts
+from snapexport.contract.vote import Voter
+from snapexport.errors import UserError
+from snapexport.methods.calibrated.spec import CALIBRATED
+from snapexport.methods.extend.spec import EXTEND
+from snapexport.methods.head_budgets.spec import HEAD_BUDGETS
+from snapexport.methods.int8_cache.spec import INT8_CACHE
+from snapexport.methods.method import Method
+from snapexport.methods.mtp.spec import MTP
+from snapexport.methods.pseudo.spec import PSEUDO
+from snapexport.methods.repeat.spec import REPEAT
+from snapexport.methods.several_tokens.spec import SEVERAL_TOKENS
+from snapexport.methods.short_chunks.spec import SHORT_CHUNKS
+from snapexport.methods.sparse_prefill.spec import SPARSE_PREFILL
+from snapexport.methods.states.spec import STATES
+from snapexport.methods.top_tokens.spec import TOP_TOKENS
+from snapexport.methods.window_vote.spec import WINDOW_VOTE
+
+METHODS: tuple[Method, ...] = (
+    WINDOW_VOTE,
+    PSEUDO,
+    REPEAT,
+    CALIBRATED,
+    HEAD_BUDGETS,
+    INT8_CACHE,
+    SPARSE_PREFILL,
+    SHORT_CHUNKS,
+    EXTEND,
+    STATES,
+    SEVERAL_TOKENS,
+    MTP,
+    TOP_TOKENS,
+)
+"""In the order in which their passes change a graph."""
+
+
+def methods_on(geometry: CacheGeometry, options: GraphOptions) -> list[Method]:
+    """The methods that a build uses."""
+    return [method for method in METHODS if method.is_on(geometry, options)]
+
+
+def inner_chunks(options: GraphOptions, prefill_chunk: int) -> InnerChunks | None:
+    """The chunks inside a prompt that run in a graph of their own, if a build has such."""
+    found = (method.inner(options, prefill_chunk) for method in METHODS)
+    return next(filter(None, found), None)
+
+
+def voters() -> dict[str, Voter]:
+    """Who can vote, by the value of --vote-queries."""
+    return {one.voter.name: one.voter for one in METHODS if one.voter}
+
+
+def voter_of(name: str) -> Voter:
+    """The voter of that name. Raises UserError."""
+    known = voters()
+    if name not in known:
+        raise UserError(f"no vote queries '{name}'", f"choose from {', '.join(known)}")
+    return known[name]
+
+
+def option_classes() -> list[type[MethodOptions]]:
+    """The classes of all methods' flags."""
+    return [method.options for method in METHODS if method.options]
+
+
+def option_fields() -> dict[str, type[MethodOptions]]:
+    """The methods' flags by field, and the class that has each."""
+    return {one.name: kind for kind in option_classes() for one in fields(kind)}
+
+
+def graph_options(flags: Mapping[str, Any]) -> GraphOptions:
+    """The graph options of flags by field: the common ones and the methods'. Raises UserError."""
+    common = {name: flags[name] for name in CORE_FIELDS if name in flags}
+    return GraphOptions(**common, methods=tuple(_options(flags)))
+
+
+def _options(flags: Mapping[str, Any]) -> Iterator[MethodOptions]:
+    for kind in option_classes():
+        own = {one.name: flags[one.name] for one in fields(kind) if one.name in flags}
+        if own:
+            yield kind(**own)
+
+
+def flags_of(options: GraphOptions) -> Facts:
+    """Every flag of graph options by field, as the table of exclusions asks about them."""
+    common = {name: getattr(options, name) for name in CORE_FIELDS}
+    methods = {name: getattr(options.of(kind), name) for name, kind in option_fields().items()}
+    return common | methods
+
+
+def recorded_flags(options: GraphOptions) -> Facts:
+    """The same without the flags that a manifest does not record."""
+    absent = {
+        one.name
+        for kind in option_classes()
+        for one in fields(kind)
+        if not one.metadata.get("recorded", True)
+    }
+    return {name: value for name, value in flags_of(options).items() if name not in absent}

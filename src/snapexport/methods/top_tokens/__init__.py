@@ -1,0 +1,1 @@
+"""Graphs output the likeliest next tokens beside the logits (--top-tokens)."""
