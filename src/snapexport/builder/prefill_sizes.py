@@ -9,7 +9,7 @@ SHORT_CHUNK = 32
 
 
 def given_short_chunks(options: BuildOptions) -> list[int]:
-    """Those of --short-chunks, ascending. 0 stands for none."""
+    """Return the tokens of --short-chunks, ascending. 0 means none."""
     return sorted(set(options.short_chunks or ()) - {0})
 
 

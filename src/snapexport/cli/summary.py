@@ -9,9 +9,8 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.layer_heads import LayerHeads
 from snapexport.contract.manifest import Manifest
-from snapexport.contract.memory import cache_bytes, composed_attention, weights_bytes
+from snapexport.contract.memory import cache_bytes, composed_attention, spelled, weights_bytes
 from snapexport.contract.model_facts import ModelFacts
-from snapexport.contract.sizes import spelled
 from snapexport.contract.voters import vote_summary
 
 Kind = TypeVar("Kind")

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler, GetPydanticSchema
+from pydantic import Field, GetCoreSchemaHandler, GetPydanticSchema
 from pydantic_core import core_schema
 
 from snapexport.contract.columns import Column
@@ -28,7 +28,7 @@ class GeometryRecord:
 
     policy: Policy
     L_max: int
-    num_layers: int
+    num_layers: Annotated[int, Field(ge=1, le=1 << 16)]
     L_sink: Column[int]
     L_recent: Column[int]
     K: Column[int]
