@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from snapexport.contract import names
 from snapexport.contract.manifest import TensorSpec
-from snapexport.contract.sizes import spelled, tensor_bytes
+from snapexport.contract.memory import spelled, tensor_bytes
 from snapexport.errors import UserError, needs_extra
 from snapexport.runtime.engine.backend import Buffer, DeviceError
 

@@ -7,8 +7,8 @@ import warnings
 from pathlib import Path
 
 from snapexport.contract.build_directory import Build
+from snapexport.contract.engines import PackedGraphs
 from snapexport.contract.manifest import GraphName
-from snapexport.contract.packed import PackedGraphs
 from snapexport.runtime.engine.backend import Buffers, Work
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.ort.devices import Cpu, Device
@@ -104,7 +104,8 @@ class OnnxRuntimeBackend:
         """The graph with weights that were rearranged on the disk, where there is one."""
         if self._packed is None or self._device.name != "cpu":
             return None
-        return self._packed.file(self._build.directory, self._build.manifest, graph, version())
+        source = self._build.manifest.graphs[graph].sha256
+        return self._packed.file(self._build.directory, graph, source, version())
 
 
 def _warn_of_the_cpu(graph: GraphName, session: Session) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract.manifest import TensorSpec
-from snapexport.contract.sizes import tensor_bytes
+from snapexport.contract.memory import tensor_bytes
 from snapexport.errors import UserError
 from snapexport.files.whole import whole_file
 from snapexport.runtime.engine.rows import Row, host_buffer

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from snapexport.contract import tensorrt_bindings
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
+from snapexport.contract.interface import in_place
 from snapexport.contract.manifest import GraphEntry, GraphName
-from snapexport.contract.tensors import in_place
 from snapexport.errors import UserError
 from snapexport.files.dtypes import of_tensorrt
 from snapexport.runtime.engine.cuda import CudaMemory

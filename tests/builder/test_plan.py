@@ -12,18 +12,17 @@ from hypothesis import strategies as st
 
 from snapexport.builder import BuildOptions, build
 from snapexport.builder.plan import Plan, PlanRequest, make_plan
+from snapexport.builder.plan.footprint import PlannedTensors
 from snapexport.builder.plan.model import PlannedExperts, PlannedForms, PlannedModel, read_model
 from snapexport.builder.plan.plan import plan_for
 from snapexport.builder.plan.request import command, parse_memory
-from snapexport.builder.plan.tensors import PlannedTensors
 from snapexport.builder.plan.weights import held_bytes, read_bytes, stored_bytes
 from snapexport.cli import app
 from snapexport.cli import build as build_command
 from snapexport.cli import plan as plan_command
 from snapexport.cli.flags import values
 from snapexport.contract.build_directory import Build
-from snapexport.contract.memory import cache_bytes
-from snapexport.contract.sizes import as_flag
+from snapexport.contract.memory import as_flag, cache_bytes
 from snapexport.errors import UserError
 from snapexport.exporter.integers.choice import INT4
 from snapexport.files.copying import CLONE_BLOCK
@@ -148,7 +147,7 @@ def test_memory_sizes_are_parsed_to_bytes(text: str, nbytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "8XB", "GiB", "-1GiB", "8  GiB", "nan"])
 def test_malformed_memory_sizes_are_refused(text: str) -> None:
-    with pytest.raises(UserError, match="is no size"):
+    with pytest.raises(UserError, match="is not a size"):
         parse_memory(text)
 
 
@@ -294,8 +293,8 @@ def test_recommended_dtype_follows_the_requested_cache_dtype(checkpoint: Path) -
 
 BAD: dict[str, tuple[list[str], str]] = {
     "memory 0": (["--memory", "0"], "--memory 0 leaves nothing"),
-    "memory below 0": (["--memory=-3GiB"], "--memory '-3GiB' is no size"),
-    "memory of words": (["--memory", "plenty"], "--memory 'plenty' is no size"),
+    "memory below 0": (["--memory=-3GiB"], "--memory '-3GiB' is not a size"),
+    "memory of words": (["--memory", "plenty"], "--memory 'plenty' is not a size"),
     "too little": (["--memory", "50MB"], "nothing fits into 47.68 MiB: the least is"),
     "L_max above the model's": (["--L-max", "99999"], "--L-max 99999 is above the model's"),
     "L_max 0": (["--L-max", "0"], "--L-max 0 is below 1"),

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from snapexport.builder.options import BuildOptions
-from snapexport.builder.template_tail import template_tail
+from snapexport.builder.texts import template_tail
 from snapexport.contract.vote import DEFAULT_L_OBS
 from snapexport.errors import UserError
 from snapexport.vault import CHECKPOINT

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from snapexport.builder import BuildOptions
-from snapexport.builder.plan.tensors import PlannedTensors
+from snapexport.builder.plan.footprint import PlannedTensors
 from snapexport.cli.summary import build_summary, print_summary
 from snapexport.contract.memory import cache_bytes
 from tests.graphs.layered import MODELS, build

@@ -40,25 +40,18 @@ def test_manifest_digest_has_the_format_of_sha256sum(tiny_build: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        (lambda m: m.update(surprise=1), "unknown key 'surprise'"),
-        (lambda m: m["geometry"].update(surprise=1), "unknown key 'geometry.surprise'"),
-        (lambda m: m["graphs"].update(encode=m["graphs"]["decode"]), "graphs.encode"),
-        (lambda m: m.update(format_version=17), "format_version is 17"),
-        (lambda m: m.update(format_version=8), "format_version 8 is not 16"),
-        (lambda m: m.pop("batch"), "batch"),
-        (lambda m: m["geometry"].update(pool_kernel=9), "was changed after the build"),
-        (lambda m: m["model"].update(eos_token_id=[7]), "was changed after the build"),
+        lambda m: m["geometry"].update(pool_kernel=9),
+        lambda m: m["model"].update(eos_token_id=[7]),
     ],
 )
-def test_a_changed_manifest_is_refused(
-    build_copy: Path, change: Callable[[Fields], None], message: str
+def test_a_changed_manifest_is_refused_by_its_digest(
+    build_copy: Path, change: Callable[[Fields], None]
 ) -> None:
     rewrite(build_copy, change)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match="was changed after the build"):
         Build.open(build_copy)
-    assert message in error.value.message
 
 
 @pytest.mark.parametrize("name", ["prefill", "compress", "decode", "baseline-decode"])
@@ -91,15 +84,6 @@ def test_missing_and_damaged_files_of_a_build_are_refused(
     with pytest.raises(UserError) as error:
         Build.open(build_copy)
     assert message in error.value.message
-
-
-@pytest.mark.parametrize("file", ["/etc/hostname", "../copy/decode.onnx", "weights/../../x"])
-def test_manifest_entry_outside_of_the_build_is_refused(build_copy: Path, file: str) -> None:
-    manifest = Manifest.read(build_copy)
-    decode = manifest.graphs["decode"].model_copy(update={"file": file})
-    manifest.model_copy(update={"graphs": manifest.graphs | {"decode": decode}}).write(build_copy)
-    with pytest.raises(UserError, match="outside of the build"):
-        Build.open(build_copy)
 
 
 def test_symbolic_link_in_place_of_a_weight_file_is_refused(build_copy: Path) -> None:

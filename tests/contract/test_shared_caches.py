@@ -8,21 +8,13 @@ import pytest
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from tests.builder.test_uneven_layers import FLAGS
-from tests.contract.test_consistency import Fields, rewrite
+from tests.contract.test_build_directory import Fields, rewrite
 from tests.graphs.layered import MODELS, build
 from tests.graphs.test_uneven_layers import geometry_of
 
 CHANGES: dict[str, tuple[Callable[[Fields], object], str]] = {
     "geometry": (lambda m: m["geometry"].update(cache_of=[0, 1, 1, 0]), "shares other caches"),
     "model": (lambda m: m["model"].pop("cache_of"), "shares other caches"),
-    "another window": (
-        lambda m: m["model"].update(sliding_window=[10, 0, 0, 0]),
-        "layer 2 reads the cache of layer 0, whose heads or window are others",
-    ),
-    "other KV heads": (
-        lambda m: m["model"].update(num_key_value_heads=[2, 1, 4, 1]),
-        "layer 2 reads the cache of layer 0, whose heads or window are others",
-    ),
 }
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from snapexport.builder.copied import read_texts
 from snapexport.builder.options import BuildOptions
+from snapexport.builder.texts import read_texts
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.fields import FIELDS
 from snapexport.exporter.checkpoint import SHARD_INDEX

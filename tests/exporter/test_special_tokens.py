@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from snapexport.builder.copied import read_texts
+from snapexport.builder.texts import read_texts
 from snapexport.exporter.architectures import model_facts
 from snapexport.exporter.decoders import load_decoder
 from snapexport.exporter.opening import open_checkpoint

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from snapexport.builder.copied import read_texts
+from snapexport.builder.texts import read_texts
 from snapexport.errors import UserError
 from tests.runtime.tokenizers_for_tests import byte_level
 

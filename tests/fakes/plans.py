@@ -11,7 +11,7 @@ import pytest
 from snapexport.contract import tensorrt_bindings
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry, EngineFile, GraphEngine
-from snapexport.contract.tensors import in_place
+from snapexport.contract.interface import in_place
 from tests.fakes import cuda, tensorrt
 from tests.fakes.cuda import FakeCuda
 

@@ -72,7 +72,7 @@ def test_whole_blocks_are_cloned_and_the_rest_is_copied(
         os.pwrite(target, os.pread(source, end - begin, begin), begin + shift)
         return True
 
-    monkeypatch.setattr(copying, "_cloned", clone)
+    monkeypatch.setattr(copying, "_clone", clone)
     content = os.urandom(50_000)
     (tmp_path / "a").write_bytes(content)
     assert copied(tmp_path / "a", tmp_path / "b", 5000, 30_000, 904) == content[5000:30_000]
@@ -86,7 +86,7 @@ def test_whole_blocks_are_cloned_and_the_rest_is_copied(
 def test_a_file_that_cannot_be_cloned_leaves_no_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "_cloned", lambda *_: False)
+    monkeypatch.setattr(copying, "_clone", lambda *_: False)
     (tmp_path / "a").write_bytes(b"x")
     assert not clone_file(tmp_path / "a", tmp_path / "b")
     assert not (tmp_path / "b").exists()

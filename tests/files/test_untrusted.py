@@ -78,8 +78,8 @@ def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     [
         ('{"a": 1, "a": 2}', "the key 'a' occurs twice"),
         ('{"b": {"a": 1, "a": 1}}', "the key 'a' occurs twice"),
-        ('{"a": NaN}', "NaN is no number"),
-        ('{"a": -Infinity}', "-Infinity is no number"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ('{"a": -Infinity}', "-Infinity is not a JSON number"),
         ('{"a": 1e999}', "1e999 is too large"),
         ('{"a": ' + "9" * 5000 + "}", "not JSON"),
         ('{"a": "\\ud800"}', "lone surrogate"),

@@ -54,7 +54,7 @@ class Configs:
 
     def judge(self, directory: Path) -> tuple[str, str]:
         from snapexport.builder import BuildOptions
-        from snapexport.builder.pipeline import resolve
+        from snapexport.builder.resolved import resolve
 
         options = BuildOptions.of(model=str(directory), out=directory / "out", **material.FLAGS)
         resolved = resolve(options)

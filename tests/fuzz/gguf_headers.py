@@ -47,7 +47,7 @@ class GgufHeaders:
         return header[:at] + new + header[at + len(new) :], f"{new!r} at {at}"
 
     def judge(self, directory: Path) -> tuple[str, str]:
-        from snapexport.builder.copied import read_texts
+        from snapexport.builder.texts import read_texts
         from snapexport.exporter import decoders, shapes
         from snapexport.exporter.opening import open_checkpoint, with_tokenizer
 

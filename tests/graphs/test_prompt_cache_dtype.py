@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from snapexport.builder import BuildOptions, build
-from snapexport.builder.plan.tensors import PlannedTensors
+from snapexport.builder.plan.footprint import PlannedTensors
 from snapexport.contract.memory import cache_bytes
 from snapexport.errors import UserError
 from snapexport.runtime.engine.open_executor import open_executor

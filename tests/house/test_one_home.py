@@ -25,7 +25,7 @@ HOMES = {
         r"os\.link\(",
         {"exporter/weights.py", "measure/eval/systems.py"},
     ),
-    "bytes for people": (r"/ 2\*\*[123]0|/ \(1 <<|\{[^}]*\} ?[KMG]iB", {"contract/sizes.py"}),
+    "bytes for people": (r"/ 2\*\*[123]0|/ \(1 <<|\{[^}]*\} ?[KMG]iB", {"contract/memory.py"}),
 }
 
 

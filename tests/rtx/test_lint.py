@@ -11,7 +11,7 @@ from onnx.helper import make_node
 from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
-from tests.contract.test_consistency import rewrite_graph
+from tests.contract.test_build_directory import rewrite_graph
 
 FAULTY = (
     make_node("Unique", ["position_ids"], ["u"], name="first unique"),

@@ -1,5 +1,6 @@
 """Builds a build directory from a checkpoint. The only package that knows both."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,21 @@ def build(
 
 
 def run(options: BuildOptions, progress: Progress | None = None) -> Build:
-    """Build as `options` say. Raises UserError."""
+    """Build as `options` say: check all input, then trace, and write a directory whole or not.
+
+    Imports torch and transformers. Raises UserError.
+    """
     with needs_extra("build"):
-        from snapexport.builder.pipeline import write_build
-    return write_build(options, progress or Silent())
+        from snapexport.builder.resolved import resolve
+        from snapexport.builder.selfcheck import verified
+        from snapexport.builder.stages import write_into
+        from snapexport.builder.staging import staged
+    progress = progress or Silent()
+    progress.stage("reading the checkpoint")
+    resolved = resolve(options)
+    for text in resolved.stored.told:
+        progress.note(text)
+    record = verified(resolved, progress)
+    with staged(options.out, options.overwrite) as directory:
+        build = write_into(directory, resolved, progress, record)
+    return dataclasses.replace(build, directory=options.out)

@@ -84,8 +84,8 @@ def is_soft_capped(build: Build) -> bool:
 
 
 def require_chunk(prefill_chunk: int, geometry: CacheGeometry) -> None:
-    """Raise UserError if a prefill chunk is shorter than the window W, or does not suit what
-    votes behind a prompt."""
+    """Raise UserError if a prefill chunk is shorter than the window W, or does not suit the tokens
+    that vote after a prompt."""
     require_compatible(geometry.chunk_facts(prefill_chunk))
     if geometry.compresses and geometry.vote.L_obs > prefill_chunk:
         raise UserError(

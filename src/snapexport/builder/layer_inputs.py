@@ -4,7 +4,7 @@ from tokenizers import Tokenizer
 
 from snapexport.builder.progress import Progress
 from snapexport.builder.resolved import ResolvedBuild
-from snapexport.contract.sizes import size, spelled
+from snapexport.contract.memory import size, spelled
 from snapexport.exporter import inputs, shapes
 from snapexport.exporter.calibration_text import TEXT
 from snapexport.exporter.integers import choice

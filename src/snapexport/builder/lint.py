@@ -53,7 +53,7 @@ def lint_build(build: Build, target: Target) -> list[Finding]:
     for name in sorted(build.manifest.graphs):
         path = build.graph(name)
         findings += lint_model(onnx.load(path, load_external_data=False), name, target)
-        findings += _refused(rtx, path, name) if rtx else ()
+        findings += _parser_findings(rtx, path, name) if rtx else ()
     return findings
 
 
@@ -61,7 +61,7 @@ def lint_model(model: onnx.ModelProto, graph: str, target: Target) -> list[Findi
     """Findings by the target's record. `graph` is the model's name in them."""
     record = capabilities(target)
     try:
-        inferred = onnx.shape_inference.infer_shapes(_inlined(model), data_prop=True).graph
+        inferred = onnx.shape_inference.infer_shapes(_inline(model), data_prop=True).graph
     except onnx.shape_inference.InferenceError as error:
         return [Finding(graph, "the graph", "", f"ONNX's inference of shapes stops: {error}")]
     shown = {value.name: value.type.tensor_type for value in inferred.value_info}
@@ -73,7 +73,7 @@ def lint_model(model: onnx.ModelProto, graph: str, target: Target) -> list[Findi
     return findings
 
 
-def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+def _inline(model: onnx.ModelProto) -> onnx.ModelProto:
     """`model` with the functions' bodies in place of their calls."""
     from onnx import inliner
 
@@ -118,7 +118,7 @@ def _large_topk(node: NodeProto, shown: dict[str, Any], largest: int) -> Iterato
         yield f"K is {kept or 'not fixed'}, and may be at most {largest}"
 
 
-def _refused(rtx: Any, path: Path, graph: str) -> Iterator[Finding]:
+def _parser_findings(rtx: Any, path: Path, graph: str) -> Iterator[Finding]:
     """What the parser of TensorRT for RTX refuses, by node. Needs no GPU."""
     builder = rtx.Builder(_log(rtx))
     network = builder.create_network(0)

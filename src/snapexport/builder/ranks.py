@@ -1,7 +1,7 @@
 """Places the weights and writes the graphs of every rank of a build.
 
 All ranks have the same graphs, to the byte: their weights have the same names, types and shapes,
-and lie at the same places of files of the same names, each in the rank's own folder.
+and are at the same places of files of the same names, each in the rank's own folder.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def place_ranks(
     directory: Path,
     progress: Progress,
 ) -> tuple[weights.PlacedWeights, dict[GraphName, Traced]]:
-    """Write every rank's weights. The tensors are the first rank's, which stand for all.
+    """Write every rank's weights. The tensors are the first rank's: all ranks have the same.
 
     Also returns the traces by a rank's names of weights: two may be cut of one tensor.
     """

@@ -1,27 +1,31 @@
-"""A build before its work begins: its inputs are read and checked, its defaults are filled in."""
+"""Resolves a build before its work begins: reads and checks its inputs, fills in its defaults."""
 
 from dataclasses import dataclass, replace
+from math import prod
 
-from snapexport.builder.copied import read_texts
 from snapexport.builder.options import BuildOptions
 from snapexport.builder.prefill_sizes import capacities
-from snapexport.builder.template_tail import template_tail
-from snapexport.builder.weights_flag import with_weights
+from snapexport.builder.texts import read_texts, template_tail
 from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import uneven_batch
 from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.targets import capabilities
+from snapexport.errors import UserError
 from snapexport.exporter import (
     architectures,
     conversion,
     decoders,
     derived,
+    fp8,
     hub,
     shapes,
     weights,
 )
 from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.integers import IntegerWeight
 from snapexport.exporter.opening import open_checkpoint, with_tokenizer
+from snapexport.exporter.quantized import read_quantization
 from snapexport.exporter.ranks import require_ranks
 from snapexport.methods import table
 from snapexport.methods.short_chunks.spec import short_chunks
@@ -52,7 +56,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     checkpoint = open_checkpoint(hub.resolve(options.model))
     if options.link_weights:
         weights.require_linkable(checkpoint)
-    options = with_weights(options, checkpoint)
+    options = _with_weights(options, checkpoint)
     decoder = decoders.load_decoder(
         checkpoint, longrope_for=options.L_max if options.longrope else None
     )
@@ -89,4 +93,39 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
             chunk,
             copies_weights=options.copies_weights or options.holds_integers,
         ),
+    )
+
+
+def _with_weights(options: BuildOptions, checkpoint: Checkpoint) -> BuildOptions:
+    """The options with their weights. Raises UserError for weights that the checkpoint lacks.
+
+    Integers of a checkpoint are kept by default, unless other flags forbid it.
+    """
+    if options.weights == "fp8":
+        fp8.require_fp8(checkpoint)
+    elif options.weights == "keep" and not _integers(checkpoint):
+        return _with_fp8(options, checkpoint)
+    elif options.weights is None and capabilities(options.target).keeps(_integers(checkpoint)):
+        try:
+            return options.keeping()
+        except UserError:
+            return options
+    return options
+
+
+def _integers(checkpoint: Checkpoint) -> list[tuple[int, int]]:
+    """(bits, elements) of what the checkpoint has as integers."""
+    found = (one for one in checkpoint.tensors.values() if isinstance(one, IntegerWeight))
+    return [(one.form.bits, prod(one.shape)) for one in found]
+
+
+def _with_fp8(options: BuildOptions, checkpoint: Checkpoint) -> BuildOptions:
+    """`keep` for a checkpoint without integers: its fp8 weights, if the target takes them."""
+    found = read_quantization(checkpoint.config)
+    if found and found.kind == "fp8" and capabilities(options.target).fp8_weights:
+        return replace(options, weights="fp8")
+    raise UserError(
+        f"--weights keep stores integers as the checkpoint has them, and {checkpoint.source} has "
+        "none that the target takes",
+        "leave it out; int8 or int4 round floats to integers",
     )

@@ -25,9 +25,9 @@ from snapexport.contract.manifest import (
     GraphName,
     Manifest,
     TraceName,
+    Verified,
 )
 from snapexport.contract.targets import capabilities
-from snapexport.contract.verified import Verified
 from snapexport.exporter import fp8, link, trace, weights
 from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint

@@ -73,7 +73,7 @@ def _is_replaceable(target: Path, marker: str) -> bool:
 def _hidden(target: Path, purpose: str, marker: str) -> Iterator[Path]:
     """Yield `content` in a new hidden directory, locked; it is removed at the end.
 
-    It lies in the nearest parent of the target that exists. Those of killed processes are removed.
+    It is in the nearest parent of the target that exists. Those of killed processes are removed.
     """
     home = next(parent for parent in target.parents if os.path.lexists(parent))
     if not home.is_dir():

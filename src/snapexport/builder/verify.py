@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from snapexport.contract.build_directory import Build
+from snapexport.contract.engines import PackedGraphs
 from snapexport.contract.manifest import DIGEST, MANIFEST, REBUILD, GraphEntry
-from snapexport.contract.packed import PackedGraphs
 from snapexport.errors import UserError, first_line
 from snapexport.files.safetensors import TensorSpan, read_header
 
@@ -38,7 +38,7 @@ class Verified:
 
 
 def verify(build: Build) -> Verified:
-    """Raise UserError for a byte, or a fact of a graph, that is not the manifest's.
+    """Raise UserError for a byte, or a fact of a graph, that the manifest does not record.
 
     TensorRT's engines are the caller's to verify.
     """
@@ -63,7 +63,7 @@ def _spans(build: Build) -> Weights:
 
 
 def _require_graph(build: Build, entry: GraphEntry, weights: Weights) -> None:
-    model = loaded(build.file(entry.file))
+    model = load_graph(build.file(entry.file))
     for kind, listed, values in (
         ("inputs", entry.inputs, model.graph.input),
         ("outputs", entry.outputs, model.graph.output),
@@ -84,14 +84,14 @@ def _require_graph(build: Build, entry: GraphEntry, weights: Weights) -> None:
         _require_weight(entry.file, tensor, weights)
 
 
-def loaded(path: Path) -> "ModelProto":
+def load_graph(path: Path) -> "ModelProto":
     """The graph without its weights. Raises UserError."""
     import onnx
 
     try:
         return onnx.load(path, load_external_data=False)
     except Exception as error:  # of protobuf
-        raise UserError(f"{path} is no ONNX file: {first_line(error)}", REBUILD) from None
+        raise UserError(f"{path} is not an ONNX file: {first_line(error)}", REBUILD) from None
 
 
 def _tensors(graph: "GraphProto") -> Iterator["TensorProto"]:
@@ -106,14 +106,14 @@ def _tensors(graph: "GraphProto") -> Iterator["TensorProto"]:
 
 
 def _require_weight(file: str, tensor: "TensorProto", weights: Weights) -> None:
-    """A tensor whose data lies elsewhere is the one of its name in one of the weight files."""
+    """Require that data outside of a graph is the tensor of its name in one of the weight files."""
     if not tensor.external_data and not tensor.data_location:
         return
     listed = {entry.key: entry.value for entry in tensor.external_data}
     place = listed.get("location", "")
     if place not in weights or str(PurePosixPath(place)) != place:
         raise UserError(
-            f"{file} reads {tensor.name!r:.200} from {place!r:.200}, which is no weight file of "
+            f"{file} reads {tensor.name!r:.200} from {place!r:.200}, which is not a weight file of "
             "the manifest",
             REBUILD,
         )

@@ -7,7 +7,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from snapexport.cli.console import DESCRIPTION, OUT, _OneLine
-from snapexport.contract.sizes import spelled
+from snapexport.contract.memory import spelled
 from snapexport.measure.bench import tables
 
 Row = dict[str, Any]

@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from snapexport.contract.sizes import spelled
+from snapexport.contract.memory import spelled
 
 # A "?" for what the encoding lacks is better than no output.
 if isinstance(sys.stdout, io.TextIOWrapper):

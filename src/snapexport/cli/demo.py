@@ -26,8 +26,7 @@ from snapexport.cli.console import OUT, BuildProgress
 from snapexport.cli.kept_view import kept_picture, picture_width
 from snapexport.cli.summary import print_summary
 from snapexport.contract.build_directory import Build
-from snapexport.contract.memory import cache_bytes
-from snapexport.contract.sizes import spelled
+from snapexport.contract.memory import cache_bytes, spelled
 from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams

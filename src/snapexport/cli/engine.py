@@ -30,9 +30,8 @@ from snapexport.builder.engines.memory import Estimate, estimate
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, BuildProgress
 from snapexport.contract.build_directory import Build
-from snapexport.contract.engines import EngineEntry
-from snapexport.contract.packed import FOLDER
-from snapexport.contract.sizes import size, spelled
+from snapexport.contract.engines import FOLDER, EngineEntry
+from snapexport.contract.memory import size, spelled
 from snapexport.contract.targets import TENSORRT_RTX, EngineLibrary, capabilities
 from snapexport.contract.tensorrt_bindings import library_of
 from snapexport.errors import UserError, needs_extra
@@ -93,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     library = library_of(build)
     options.require_supported(library)
     graphs = options.graphs_of(build.manifest)
-    needed = estimate(build.manifest, graphs, library, stripped=options.strip_weights)
+    needed = estimate(build.manifest, graphs, stripped=options.strip_weights)
     if arguments.estimate:
         _print_estimate(needed, as_json=arguments.json)
         return 0

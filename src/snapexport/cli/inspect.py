@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from snapexport.builder.verify import Verified, loaded, verify
+from snapexport.builder.verify import Verified, load_graph, verify
 from snapexport.cli import flags, kept_positions, prompt
 from snapexport.cli.console import OUT, print_rows
 from snapexport.cli.kept_view import kept_picture, picture_width
 from snapexport.cli.summary import build_summary, print_summary
 from snapexport.contract.build_directory import Build
-from snapexport.contract.sizes import spelled
+from snapexport.contract.memory import spelled
 from snapexport.runtime.trt import entry as tensorrt_entry
 
 HELP = "geometry, memory, operators, and the kept positions of a prompt"
@@ -85,7 +85,7 @@ def operators(build: Build) -> dict[str, dict[str, int]] | None:
     except ModuleNotFoundError:
         return None
     return {
-        name: dict(Counter(_operators(loaded(build.graph(name)))))
+        name: dict(Counter(_operators(load_graph(build.graph(name)))))
         for name in sorted(build.manifest.graphs)
     }
 

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = PlanRequest(parse_memory(arguments.memory), given)
     plan = make_plan(request)
     if arguments.json:
-        from snapexport.builder.plan.report import plan_report
+        from snapexport.builder.plan.plan import plan_report
 
         print(json.dumps(plan_report(plan)))
     else:

@@ -5,12 +5,11 @@ from collections.abc import Iterable
 from rich.table import Table
 
 from snapexport.builder.plan import Plan
-from snapexport.builder.plan.alternatives import Alternative
-from snapexport.builder.plan.recommendation import reasons
-from snapexport.builder.plan.report import parts
+from snapexport.builder.plan.alternatives import Alternative, reasons
+from snapexport.builder.plan.plan import parts
 from snapexport.builder.plan.request import command
 from snapexport.cli.console import OUT
-from snapexport.contract.sizes import spelled
+from snapexport.contract.memory import spelled
 
 # Headers of two lines, so that a table fits into 80 columns.
 _COLUMNS = (

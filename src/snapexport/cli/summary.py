@@ -7,9 +7,8 @@ from snapexport.cli.console import print_rows
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import Manifest
-from snapexport.contract.memory import cache_bytes, composed_attention, weights_bytes
+from snapexport.contract.memory import cache_bytes, composed_attention, spelled, weights_bytes
 from snapexport.contract.model_facts import LayerHeads, ModelFacts
-from snapexport.contract.sizes import spelled
 from snapexport.contract.slots import LayerGeometry
 from snapexport.methods.table import METHODS, methods_on
 

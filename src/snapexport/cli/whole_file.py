@@ -16,7 +16,7 @@ def whole_file(path: Path, flag: str) -> Iterator[Callable[[str], None]]:
     Raises a UserError before the block for a path that cannot be written.
     """
     target = Path(os.path.realpath(path))  # a symlink stays one
-    partial = files.unfinished(target)
+    partial = files.partial_path(target)
     with _write_errors(path, flag):
         _require_replaceable(target, flag)
         partial.touch()

@@ -1,34 +1,40 @@
-"""Compares a manifest's graphs, inputs and outputs with those that its facts want.
+"""Derives the inputs and outputs of a build's graphs, and compares them with the manifest's.
 
 A backend compares the manifest's with the graph's own when it loads it. So facts and graphs agree,
-and nothing is allocated by a number that only one place tells.
+and no memory is allocated by a number that only the manifest has.
 """
 
 from collections.abc import Iterator, Mapping
 
 from snapexport.contract import names
-from snapexport.contract.geometry import too_small
 from snapexport.contract.graph_kind import GraphKind
-from snapexport.contract.graph_kinds import GraphOf, graph_of, kinds_of, tensors, trace_tensors
+from snapexport.contract.graph_kinds import (
+    GraphOf,
+    graph_of,
+    kinds_of,
+    tensors,
+    trace_tensors,
+)
 from snapexport.contract.graph_specs import GraphFacts, Shape, Specs
 from snapexport.contract.manifest import REBUILD, GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError
 
 
 def require_interface(manifest: Manifest) -> None:
-    """Raise UserError for graphs that are missing, too many, or not those of the facts."""
-    _require_capacities(manifest)
+    """Raise UserError for graphs that are missing, unexpected, or not those of the facts."""
+    options = manifest.graph_options
+    if not manifest.geometry.compresses and options != options.of_full_cache():
+        raise UserError("the manifest has graph options that the full cache lacks", REBUILD)
     found, wanted = set(manifest.graphs), set(_graph_names(manifest))
-    if found != wanted:
-        missing, more = sorted(wanted - found), sorted(found - wanted)
-        what = f"lacks the graph {missing[0]}" if missing else f"has the graph {more[0]} too much"
-        raise UserError(f"the manifest {what}", REBUILD)
+    if missing := sorted(wanted - found):
+        raise UserError(f"the manifest lacks the graph {missing[0]}", REBUILD)
+    if unexpected := sorted(found - wanted):
+        raise UserError(f"the manifest lists an unexpected graph {unexpected[0]}", REBUILD)
     for name, entry in manifest.graphs.items():
         kind, facts = _facts(manifest, name)
         inputs, outputs = tensors(kind, facts)
         weights = {spec.name for spec in weight_inputs(manifest, name)}
-        if manifest.graph_options.share_weights and kind.has_weights and not weights:
-            raise UserError(f"the manifest says that {name} shares weights, it has none", REBUILD)
         own = [spec for spec in entry.inputs if spec.name not in weights]
         _require_file(entry, f"{name}.onnx")
         _compare(name, "inputs", own, inputs, {})
@@ -41,12 +47,13 @@ def require_interface(manifest: Manifest) -> None:
         _compare(f"{trace}.trace", "outputs", entry.outputs, outputs, {})
     if manifest.traces and set(manifest.traces) != {"prefill", "decode"}:
         raise UserError("the manifest has one trace without the other", REBUILD)
+    _require_segments(manifest)
 
 
 def weight_inputs(manifest: Manifest, name: GraphName) -> list[TensorSpec]:
     """The inputs that are shared weights: what a graph takes beyond the inputs of its kind.
 
-    Whoever loads them compares them with the weight files, and refuses others.
+    `Build.shared_weights` compares them with the weight files, and refuses others.
     """
     kind, facts = _facts(manifest, name)
     if not (manifest.graph_options.share_weights and kind.has_weights):
@@ -63,6 +70,16 @@ def graph_specs(manifest: Manifest) -> Iterator[tuple[GraphName, Specs, Specs]]:
     for name in _graph_names(manifest):
         kind, facts = _facts(manifest, name)
         yield name, *tensors(kind, facts)
+
+
+def in_place(name: GraphName, graph: GraphEntry) -> dict[str, str]:
+    """{present cache: the input whose buffer it has to share}."""
+    if not graph_of(name).kind.writes_in_place:
+        return {}
+    inputs = {spec.name for spec in graph.inputs}
+    outputs = [spec.name for spec in graph.outputs if names.is_present(spec.name)]
+    pairs = {present: names.past_of(present) for present in outputs}
+    return {present: past for present, past in pairs.items() if past in inputs}
 
 
 def _facts(manifest: Manifest, name: GraphName) -> tuple[GraphKind, GraphFacts]:
@@ -86,16 +103,6 @@ def _hidden_size(manifest: Manifest) -> int:
     return width
 
 
-def _require_capacities(manifest: Manifest) -> None:
-    """A prompt moves from one prefill capacity to the next, in the same memory."""
-    L_max = manifest.geometry.L_max
-    smaller = [capacity for capacity in manifest.prefill_graphs() if capacity < L_max]
-    if found := too_small(smaller, manifest.prefill_chunk, L_max):
-        raise UserError(
-            f"the manifest has a prefill capacity of {found[0]}, which is below {found[1]}", REBUILD
-        )
-
-
 def _graph_names(manifest: Manifest) -> Iterator[GraphName]:
     """The names that the facts want; those of decode and prefill say which sizes there are."""
     sizes = {
@@ -114,6 +121,28 @@ def _graph_names(manifest: Manifest) -> Iterator[GraphName]:
                 yield GraphOf(kind, size, tokens).name
 
 
+def _require_segments(manifest: Manifest) -> None:
+    """Compare the segments of graphs that are cut: each reads what the graph or earlier ones give.
+
+    Segments run in ONNX Runtime, in builds of several ranks.
+    """
+    is_cut = manifest.tensor_parallel > 1 and not capabilities(manifest.target).compiled
+    if bool(manifest.segments) != is_cut or manifest.segments.keys() - manifest.graphs.keys():
+        raise UserError("the manifest has too many segments, or too few", REBUILD)
+    for name, segments in manifest.segments.items():
+        graph = manifest.graphs[name]
+        known = {spec.name for spec in graph.inputs}
+        for index, segment in enumerate(segments):
+            _require_file(segment, f"{name}-{index}.onnx")
+            if missing := {spec.name for spec in segment.inputs} - known:
+                what = f"{segment.file} reads {missing.pop()!r:.200}, which is not there"
+                raise UserError(f"the manifest's segment {what}", REBUILD)
+            made = {spec.name for spec in segment.outputs}
+            known |= made | {names.gathered_of(one) or one for one in made}
+        if missing := {spec.name for spec in graph.outputs} - known:
+            raise UserError(f"no segment has the output {missing.pop()!r:.200}", REBUILD)
+
+
 def _require_file(entry: GraphEntry, file: str) -> None:
     if entry.file != file:
         raise UserError(f"the manifest names {entry.file!r:.200} in place of {file}", REBUILD)
@@ -122,15 +151,15 @@ def _require_file(entry: GraphEntry, file: str) -> None:
 def _compare(
     graph: GraphName,
     kind: str,
-    told: list[TensorSpec],
+    listed: list[TensorSpec],
     wanted: Specs,
     optional: Specs,
 ) -> None:
     """optional: tensors that may be missing."""
     found: Mapping[str, tuple[str, Shape]] = {
-        spec.name: (spec.dtype, tuple(spec.shape)) for spec in told
+        spec.name: (spec.dtype, tuple(spec.shape)) for spec in listed
     }
-    if len(found) < len(told):
+    if len(found) < len(listed):
         raise UserError(f"the manifest names one of {graph}'s {kind} twice", REBUILD)
     for name in wanted.keys() | found.keys():
         expected = wanted.get(name, optional.get(name))

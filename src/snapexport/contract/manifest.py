@@ -1,24 +1,33 @@
-"""Reads and writes manifest.json, the contract between a build and whatever runs it.
+"""Reads and writes manifest.json, the contract between a build and what runs it.
 
 An unknown key is an error, since it could mean a graph that this version would run wrongly. The
-digest in `manifest.json.sha256` (format of `sha256sum --check`) reveals an edited manifest.
+digest in `manifest.json.sha256` (format of `sha256sum --check`) shows damage. It does not show
+forgery: who writes a manifest can write its digest.
 """
 
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
-from snapexport.contract.engines import EngineEntry, Strict, Word
+from snapexport.contract.engines import EngineEntry, FileName, Strict, Word
 from snapexport.contract.graph_kinds import graph_kinds, graph_of, require_graph_name
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.records import RecordedGeometry, RecordedOptions
 from snapexport.contract.targets import Target, capabilities
-from snapexport.contract.verified import Verified
 from snapexport.errors import UserError
-from snapexport.files.dtypes import CacheDType, DType
+from snapexport.files.dtypes import BY_NUMPY, CacheDType, DType
 from snapexport.files.untrusted import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.files.whole import write_whole
 
@@ -36,21 +45,29 @@ GraphName = Annotated[str, AfterValidator(require_graph_name)]
 TraceName = Literal["prefill", "decode"]
 
 _DIGEST_BYTES = 1 << 12
+_LARGEST = 1 << 40
+"""No count, size or dimension of a model is larger."""
 REBUILD = "build it again with `snapexport build`"
+
+
+def _require_type(dtype: str) -> str:
+    if dtype not in BY_NUMPY:
+        raise ValueError(f"{dtype!r:.100} is not a type of a tensor")
+    return dtype
 
 
 class TensorSpec(Strict):
     """One graph input or output: `dtype` as NumPy spells it ("bfloat16" for bf16)."""
 
     name: str
-    dtype: str
-    shape: list[int]
+    dtype: Annotated[str, AfterValidator(_require_type)]
+    shape: list[Annotated[int, Field(ge=0, le=_LARGEST)]]
 
 
 class GraphEntry(Strict):
     """One ONNX file of the build."""
 
-    file: str
+    file: FileName
     sha256: str
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
@@ -62,10 +79,33 @@ class WeightFile(Strict):
     sha256: of the whole file; None where it was neither known nor cheap to compute.
     """
 
-    file: str
-    size: int
+    file: FileName
+    size: NonNegativeInt
     header_sha256: str
     sha256: str | None
+
+
+class Verified(Strict):
+    """What self-verification compared of a small decoder: some of the checkpoint's layers.
+
+    layers: their indices. miniature: the decoder had small sizes and random weights, since the
+    checkpoint's own layers are too large. target: that the graphs were made for. tokens: of the
+    prompt. chunks: that prefill took it in. decode_steps: after it, with the full cache.
+    kept_positions: that the vote chose, of all layers and KV heads. far_position: of the token that
+    was decoded with the compressed cache. largest_difference: of logits, as a share of the
+    reference's standard deviation.
+    """
+
+    transformers: Word
+    target: Target
+    layers: list[NonNegativeInt]
+    miniature: bool
+    tokens: PositiveInt
+    chunks: PositiveInt
+    decode_steps: PositiveInt
+    kept_positions: NonNegativeInt
+    far_position: PositiveInt
+    largest_difference: NonNegativeFloat
 
 
 class Manifest(Strict):
@@ -92,15 +132,15 @@ class Manifest(Strict):
     format_version: int
     model: ModelFacts
     geometry: RecordedGeometry
-    batch: PositiveInt
-    prefill_chunk: PositiveInt
+    batch: Annotated[int, Field(ge=1, le=1 << 20)]
+    prefill_chunk: Annotated[int, Field(ge=1, le=_LARGEST)]
     dtype: DType
     quantization: Quantization | None
     target: Target
     graph_options: RecordedOptions
     graphs: dict[GraphName, GraphEntry]
     traces: dict[TraceName, GraphEntry]
-    tensor_parallel: PositiveInt
+    tensor_parallel: Annotated[int, Field(ge=1, le=1 << 10)]
     segments: dict[GraphName, list[GraphEntry]]
     weights: list[WeightFile]
     linked_weights: bool
@@ -109,6 +149,24 @@ class Manifest(Strict):
     verified: Verified | None = None
     matrices: dict[Word, PositiveInt] = Field(default_factory=dict)
     bits_per_weight: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        """Refuse numbers of layers and ranks that no graph's inputs could follow from."""
+        model, slots = self.model, self.geometry.slots
+        layers = model.num_hidden_layers
+        if not layers == slots.num_layers == len(model.sliding_window):
+            raise ValueError(
+                f"the model has {layers} layers, its geometry {slots.num_layers}, and "
+                f"{len(model.sliding_window)} have windows"
+            )
+        if slots.cache_of != (model.cache_of or ()):
+            raise ValueError("the geometry shares other caches than the model")
+        counts = [model.vocab_size, *(layer.heads for layer in model.layers)]
+        counts += () if model.latent else model.kv_heads
+        if any(count % self.tensor_parallel for count in counts):
+            raise ValueError(f"the model cannot be cut for {self.tensor_parallel} ranks")
+        return self
 
     @property
     def holds_integers(self) -> bool:
@@ -255,10 +313,11 @@ def _check_format_version(fields: dict[str, object]) -> None:
 
 def _first(error: ValidationError) -> str:
     problem = error.errors()[0]
-    where = ".".join(map(str, problem["loc"])) or "the top level"
+    where = ".".join(map(str, problem["loc"]))
     if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"unknown key '{where}'"
-    return f"{where}: {problem['msg'].lower()}"
+    what = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {what[0].lower()}{what[1:]}" if where else what
 
 
 def _check_digest(directory: Path, raw: bytes) -> None:

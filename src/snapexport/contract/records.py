@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import GetCoreSchemaHandler, GetPydanticSchema, TypeAdapter
+from pydantic import Field, GetCoreSchemaHandler, GetPydanticSchema, TypeAdapter
 from pydantic_core import core_schema
 
 from snapexport.contract.geometry import CacheGeometry, Policy, Steps
@@ -29,7 +29,7 @@ class GeometryRecord:
 
     policy: Policy
     L_max: int
-    num_layers: int
+    num_layers: Annotated[int, Field(ge=1, le=1 << 16)]
     L_sink: Column[int]
     L_recent: Column[int]
     K: Column[int]

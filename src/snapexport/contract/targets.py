@@ -1,7 +1,8 @@
 """Capabilities of each target: what its graphs may use, and what running them costs.
 
-Code reads these records instead of comparing names, so a new target needs only a record here and
-its passes in `graphs/targets/`. Knows no pass, no backend library and no build.
+Code reads these records instead of comparing names, so a new target needs only a record here, its
+factors in `contract/memory.py` and its passes in `graphs/targets/`. Knows no pass, no backend
+library and no build.
 """
 
 from collections.abc import Iterable, Mapping
@@ -72,8 +73,7 @@ class EngineLibrary:
     whose parser has TensorScatter, with which our graphs write caches. newest: the first version
     that was not tried. capabilities: GPUs by compute capability for which it compiles ahead of
     time, on any machine; empty: it compiles on the GPU that runs the engine. fp8_capabilities,
-    fp4_capabilities: those of them that have fp8, and NVFP4. host_copies: of the weights in host
-    memory during a build. host_bytes: host memory before the first layer.
+    fp4_capabilities: those of them that have fp8, and NVFP4.
     """
 
     title: str
@@ -84,16 +84,12 @@ class EngineLibrary:
     capabilities: tuple[str, ...] = ()
     fp8_capabilities: tuple[str, ...] = ()
     fp4_capabilities: tuple[str, ...] = ()
-    host_copies: float = 2.0
-    host_bytes: int = 2 * 2**30
 
 
 TENSORRT = EngineLibrary(
     title="TensorRT", module="tensorrt", extra="tensorrt", oldest=(10, 15), newest=(12, 0)
 )
-"""oldest: CHANGELOG.md of NVIDIA/TensorRT. host_copies: the network's and the engine's; NVIDIA's
-developer guide, "How TensorRT Works", says at least two. host_bytes: 2,061 MiB in a log of
-NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9), rounded."""
+"""oldest: CHANGELOG.md of NVIDIA/TensorRT."""
 
 TENSORRT_RTX = EngineLibrary(
     title="TensorRT for RTX",
@@ -106,10 +102,7 @@ TENSORRT_RTX = EngineLibrary(
     # Its builder: "Cannot compile for target(s) sm86, because the model contains fp8_e4m3".
     fp8_capabilities=("8.9", "12.0", "12.1"),
     fp4_capabilities=("12.0", "12.1"),
-    host_copies=1.4,
-    host_bytes=2**28,
 )
-"""host_copies: measured on 0.1 to 3 GB of weights, beside the weight files, which are mapped."""
 
 
 TENSORRT_TYPES = tuple(found.onnx for found in OF_GRAPHS if found.tensorrt)
@@ -144,9 +137,8 @@ class TargetCapabilities:
     fused_shapes: limits of the fused kernel; other attention is composed of single operators. None:
     no limits.
     masks: cases in which attention needs an explicit mask.
-    vote_key_copies, vote_score_copies: copies of the prompt's keys, and of the window's scores,
-    while the vote runs as standard operators. ONNX Runtime holds three of the scores (products,
-    masked and softmax); a compiler joins what it can.
+
+    `memory.FACTORS` has what each target's runtime holds in memory.
     """
 
     title: str
@@ -171,8 +163,6 @@ class TargetCapabilities:
     fused_whole_prompt: bool = False
     fused_shapes: FusedShapes | None = None
     masks: tuple[Masked, ...] = ()
-    vote_key_copies: int = 1
-    vote_score_copies: float = 3
 
     @property
     def compiled(self) -> bool:
@@ -208,8 +198,6 @@ _COMPILED = TargetCapabilities(
     fused_whole_prompt=True,
     fused_shapes=MEASURED_SHAPES,
     masks=("chunk", "window", "softcap", "sink"),
-    # 219 MB at [32,8,131072] in fp32, as the builder of TensorRT for RTX 1.7 reports.
-    vote_score_copies=1.7,
 )
 
 _PORTABLE = TargetCapabilities(
@@ -231,8 +219,6 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         # In fp32 GroupQueryAttention has no CUDA kernel: it and all caches would be on the CPU.
         cuda_dtypes=("fp16", "bf16"),
         fused_attention=("fp32",),
-        # Sliced at the prompt's end. Measured: the slices of two layers are alive at once.
-        vote_key_copies=2,
     ),
     "tensorrt": _COMPILED,
     "tensorrt-rtx": replace(
@@ -240,7 +226,6 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         title="TensorRT for RTX",
         library=TENSORRT_RTX,
         plugins=False,
-        vote_key_copies=0,
     ),
     "portable": _PORTABLE,
     "openvino": replace(

@@ -46,11 +46,11 @@ def copy_range(
     first = -(-begin // CLONE_BLOCK) * CLONE_BLOCK
     last = end if end == os.fstat(source).st_size else end // CLONE_BLOCK * CLONE_BLOCK
     shift = at - begin
-    if shift % CLONE_BLOCK or first >= last or not _cloned(source, first, last, target, shift):
-        return _copied(source, begin, end, target, shift, report, seen)
-    _copied(source, begin, first, target, shift, report, _ignore)
+    if shift % CLONE_BLOCK or first >= last or not _clone(source, first, last, target, shift):
+        return _copy(source, begin, end, target, shift, report, seen)
+    _copy(source, begin, first, target, shift, report, _ignore)
     report(last - first)
-    _copied(source, last, end, target, shift, report, _ignore)
+    _copy(source, last, end, target, shift, report, _ignore)
     return False
 
 
@@ -66,13 +66,13 @@ def clone_file(source: Path, target: Path) -> bool:
     with source.open("rb") as old, target.open("xb") as new:
         size = source.stat().st_size
         os.ftruncate(new.fileno(), size)
-        done = _cloned(old.fileno(), 0, size, new.fileno(), 0)
+        done = _clone(old.fileno(), 0, size, new.fileno(), 0)
     if not done:
         target.unlink()
     return done
 
 
-def _cloned(source: int, begin: int, end: int, target: int, shift: int) -> bool:
+def _clone(source: int, begin: int, end: int, target: int, shift: int) -> bool:
     request = struct.pack("qQQQ", source, begin, end - begin, begin + shift)
     try:
         fcntl.ioctl(target, _FICLONERANGE, request)
@@ -81,7 +81,7 @@ def _cloned(source: int, begin: int, end: int, target: int, shift: int) -> bool:
     return True
 
 
-def _copied(
+def _copy(
     source: int, begin: int, end: int, target: int, shift: int, report: Report, seen: Seen
 ) -> bool:
     """Copy bytes [begin, end) to begin + shift; True if there was no hole."""

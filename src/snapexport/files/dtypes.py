@@ -1,6 +1,6 @@
 """The table of element types: how many bits they have, and how each library spells them.
 
-Imports no library; `numpy` needs ml_dtypes where it is no type of NumPy's own.
+Imports no library; `numpy` needs ml_dtypes for types that NumPy itself lacks.
 """
 
 from dataclasses import dataclass

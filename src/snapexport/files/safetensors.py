@@ -66,8 +66,8 @@ def header_sha256(path: Path) -> str:
 def read_header(file: Path) -> dict[str, TensorSpan]:
     """Spans of all tensors in a file.
 
-    Raises UserError for whatever the safetensors library refuses: unknown types, sizes that are not
-    shape * item, tensors that overlap, and bytes that belong to none.
+    Raises UserError for everything that the safetensors library refuses: unknown types, sizes that
+    are not shape * item, tensors that overlap, and bytes that belong to none.
     """
     with open_regular(file, _DOWNLOAD_AGAIN) as stream:
         prefix, length = _length(file, stream)
@@ -122,7 +122,7 @@ def _span(file: Path, start: int, name: str, entry: object) -> TensorSpan:
 
 def _natural(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise TypeError(f"{value!r:.100} is no size")
+        raise TypeError(f"{value!r:.100} is not a size")
     return value
 
 

@@ -28,5 +28,5 @@ def tokenizer_errors(message: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # a panic of Rust's is no Exception
+    except BaseException as error:  # a panic of Rust's is not an Exception
         raise UserError(f"{message}: {first_line(error)}", COPY_AGAIN) from None

@@ -73,7 +73,7 @@ def read_bytes(path: Path, most: int, hint: str, *, links: bool = True) -> bytes
 
 def read_text(path: Path, most: int, hint: str, *, links: bool = True) -> str:
     """A whole text in UTF-8. Raises as `open_regular`."""
-    return decoded(read_bytes(path, most, hint, links=links), path, hint)
+    return decode_utf8(read_bytes(path, most, hint, links=links), path, hint)
 
 
 def read_object(
@@ -87,13 +87,13 @@ def parse_object(raw: bytes, name: object, hint: str, *, lenient: bool = False) 
     """A JSON object without repeated keys, lone surrogates or deep nesting.
 
     name: of the text, for messages. lenient: it may have NaN, infinities and a byte order mark, as
-    checkpoints' files do: whoever reads a number judges it. Raises UserError.
+    checkpoints' files do: the reader of a number judges it. Raises UserError.
     """
     numbers: dict[str, Any] = {"parse_constant": _refuse_constant, "parse_float": _finite}
     raw = raw.removeprefix(codecs.BOM_UTF8) if lenient else raw
     try:
         value = json.loads(
-            decoded(raw, name, hint),
+            decode_utf8(raw, name, hint),
             object_pairs_hook=_without_duplicates,
             **({} if lenient else numbers),
         )
@@ -110,7 +110,7 @@ def parse_object(raw: bytes, name: object, hint: str, *, lenient: bool = False) 
     return value
 
 
-def decoded(raw: bytes, name: object, hint: str) -> str:
+def decode_utf8(raw: bytes, name: object, hint: str) -> str:
     """A text in UTF-8. Raises UserError with the name."""
     try:
         return raw.decode("utf-8")
@@ -130,7 +130,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON's")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -155,7 +155,7 @@ def _require_shallow(value: Any, name: object, hint: str) -> None:
 
 
 def _require_unicode(raw: bytes, value: Any, name: object, hint: str) -> None:
-    """Half of a surrogate pair can be escaped in JSON, and is no text."""
+    """Half of a surrogate pair can be escaped in JSON, and is not text."""
     if b"\\ud" not in raw.lower():
         return
     try:

@@ -22,7 +22,7 @@ _BLOCK = 1 << 22
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a path to write to. The file takes `path`'s place when the block ends without error."""
-    partial = unfinished(path)
+    partial = partial_path(path)
     try:
         yield partial
         finish(path)
@@ -42,14 +42,14 @@ def copy_whole(source: Path, path: Path) -> None:
         shutil.copyfile(source, partial)
 
 
-def unfinished(path: Path) -> Path:
+def partial_path(path: Path) -> Path:
     """The temporary name of `path`, for work that `whole_file` does not fit; ends with `finish`."""
     return path.with_name(path.name + PARTIAL)
 
 
 def finish(path: Path) -> None:
-    """Rename `unfinished(path)` to `path`."""
-    unfinished(path).replace(path)
+    """Rename `partial_path(path)` to `path`."""
+    partial_path(path).replace(path)
 
 
 @contextmanager

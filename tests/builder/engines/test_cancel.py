@@ -7,7 +7,7 @@ from threading import Event, Thread
 
 import pytest
 
-from snapexport.builder.engines.progress import cancellable
+from snapexport.builder.progress import cancellable
 
 
 @pytest.fixture(autouse=True)

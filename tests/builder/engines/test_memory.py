@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from snapexport.builder.engines import EngineOptions
-from snapexport.builder.engines.folder import engine_name
-from snapexport.builder.engines.gpu import Gpu
+from snapexport.builder.engines.folder import Gpu, engine_name
 from snapexport.builder.engines.memory import (
     Estimate,
     Free,
@@ -25,9 +24,8 @@ from snapexport.contract.manifest import (
     TensorSpec,
     WeightFile,
 )
-from snapexport.contract.memory import GPU_CONTEXT
+from snapexport.contract.memory import FACTORS, GPU_CONTEXT
 from snapexport.contract.records import GeometryRecord
-from snapexport.contract.targets import TENSORRT, TENSORRT_RTX
 from snapexport.errors import UserError
 from tests.facts import model_facts
 
@@ -92,21 +90,21 @@ def manifest() -> Manifest:
 
 
 def test_estimate_counts_weights_inputs_and_outputs_of_each_graph(manifest: Manifest) -> None:
-    estimated = estimate(manifest, manifest.graphs, TENSORRT, stripped=False)
+    estimated = estimate(manifest, manifest.graphs, stripped=False)
     window, logits, ids = 32 * 8 * 128 * 2, 4000, CHUNK * 8
     prefill = estimated.graphs["prefill"]
-    assert prefill.host == TENSORRT.host_bytes + 2 * WEIGHTS
+    assert prefill.host == FACTORS["tensorrt"].build_host + 2 * WEIGHTS
     # Caches are written in place: counted once.
     assert prefill.gpu == GPU_CONTEXT + WEIGHTS + ids + 2 * L_MAX * TOKEN + window + logits
     assert prefill.engine == WEIGHTS
     # The compress graph has no weights, and reads other caches than it writes.
     compress = estimated.graphs["compress"]
-    assert (compress.host, compress.engine) == (TENSORRT.host_bytes, 0)
+    assert (compress.host, compress.engine) == (FACTORS["tensorrt"].build_host, 0)
     assert compress.gpu == GPU_CONTEXT + 2 * L_MAX * TOKEN + window + 2 * SLOTS * TOKEN
 
 
 def test_estimate_takes_memory_of_the_largest_graph_and_disk_of_all(manifest: Manifest) -> None:
-    estimated = estimate(manifest, manifest.graphs, TENSORRT, stripped=False)
+    estimated = estimate(manifest, manifest.graphs, stripped=False)
     assert estimated.host == estimated.graphs["decode"].host
     assert estimated.gpu == estimated.graphs["baseline-decode"].gpu
     assert estimated.disk == 4 * WEIGHTS
@@ -114,11 +112,11 @@ def test_estimate_takes_memory_of_the_largest_graph_and_disk_of_all(manifest: Ma
 
 def test_estimate_of_running_counts_a_weight_copy_for_each_plan(manifest: Manifest) -> None:
     ours = GPU_CONTEXT + 2 * WEIGHTS + 2 * L_MAX * TOKEN + BATCH * 2 * SLOTS * TOKEN
-    ours += estimate(manifest, ["prefill"], TENSORRT, stripped=False).graphs["prefill"].scratch
+    ours += estimate(manifest, ["prefill"], stripped=False).graphs["prefill"].scratch
     for graphs in (["prefill", "compress", "decode"], manifest.graphs.keys() - {"decode.1"}):
-        assert estimate(manifest, graphs, TENSORRT, stripped=False).running == ours
+        assert estimate(manifest, graphs, stripped=False).running == ours
     # One that runs fewer slots does so over the same caches, with its own weights.
-    assert estimate(manifest, manifest.graphs, TENSORRT, stripped=False).running == ours + WEIGHTS
+    assert estimate(manifest, manifest.graphs, stripped=False).running == ours + WEIGHTS
 
 
 def test_estimate_counts_shared_weights_once_and_in_no_engine(manifest: Manifest) -> None:
@@ -133,21 +131,21 @@ def test_estimate_counts_shared_weights_once_and_in_no_engine(manifest: Manifest
             },
         }
     )
-    alone = estimate(manifest, shared.graphs, TENSORRT, stripped=False)
-    estimated = estimate(shared, shared.graphs, TENSORRT, stripped=False)
+    alone = estimate(manifest, shared.graphs, stripped=False)
+    estimated = estimate(shared, shared.graphs, stripped=False)
     assert estimated.running == alone.running - 3 * WEIGHTS + 2 * 64_000
-    assert (estimated.host, estimated.disk) == (TENSORRT.host_bytes, 0)
+    assert (estimated.host, estimated.disk) == (FACTORS["tensorrt"].build_host, 0)
 
 
 def test_estimate_of_stripped_plans_saves_a_weight_copy_and_the_disk(manifest: Manifest) -> None:
-    estimated = estimate(manifest, manifest.graphs, TENSORRT, stripped=True)
-    assert (estimated.host, estimated.disk) == (TENSORRT.host_bytes + WEIGHTS, 0)
-    whole = estimate(manifest, manifest.graphs, TENSORRT, stripped=False)
+    estimated = estimate(manifest, manifest.graphs, stripped=True)
+    assert (estimated.host, estimated.disk) == (FACTORS["tensorrt"].build_host + WEIGHTS, 0)
+    whole = estimate(manifest, manifest.graphs, stripped=False)
     assert (estimated.gpu, estimated.running) == (whole.gpu, whole.running)
 
 
 def test_estimate_of_scratch_has_a_copy_of_a_layers_cache_and_the_mask(manifest: Manifest) -> None:
-    graphs = estimate(manifest, manifest.graphs, TENSORRT, stripped=False).graphs
+    graphs = estimate(manifest, manifest.graphs, stripped=False).graphs
     assert graphs["prefill"].scratch == 2 * L_MAX * TOKEN + 2 * CHUNK * L_MAX
     assert graphs["decode"].scratch == 0
     engine = GraphEngine(file="f", size=1, sha256="", device_memory=12345)
@@ -161,10 +159,13 @@ def test_estimate_of_scratch_has_a_copy_of_a_layers_cache_and_the_mask(manifest:
         plugins=None,
         graphs={"prefill": engine},
     )
-    built = manifest.model_copy(update={"engines": {"rtx-sm_89": entry}})
-    estimated = estimate(built, built.graphs, TENSORRT_RTX, stripped=False)
+    built = manifest.model_copy(update={"engines": {"rtx-sm_89": entry}, "target": "tensorrt-rtx"})
+    estimated = estimate(built, built.graphs, stripped=False)
     assert estimated.graphs["prefill"].scratch == 12345
-    assert (estimated.gpu, estimated.host) == (0, TENSORRT_RTX.host_bytes + int(1.4 * WEIGHTS))
+    assert (estimated.gpu, estimated.host) == (
+        0,
+        FACTORS["tensorrt-rtx"].build_host + int(1.4 * WEIGHTS),
+    )
 
 
 PLENTY = Free(host=2**60, gpu=2**60, disk=2**60)
@@ -172,7 +173,7 @@ PLENTY = Free(host=2**60, gpu=2**60, disk=2**60)
 
 @pytest.fixture
 def estimated(manifest: Manifest) -> Estimate:
-    return estimate(manifest, manifest.graphs, TENSORRT, stripped=False)
+    return estimate(manifest, manifest.graphs, stripped=False)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_free_host_memory_is_read_from_meminfo(tmp_path: Path) -> None:
         ({"hardware_compat": "ampere+"}, "--hardware-compat 'ampere+' is not known"),
         ({"optimization_level": 6}, "--optimization-level 6"),
         ({"workspace": 0}, "--workspace 0"),
-        ({"plugins": Path("/no/library.so")}, "--plugins /no/library.so is no file"),
+        ({"plugins": Path("/no/library.so")}, "--plugins /no/library.so is not a file"),
         (
             {"timing_cache": Path("/no/cache")},
             "the directory of --timing-cache /no/cache does not exist",

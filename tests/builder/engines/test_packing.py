@@ -10,9 +10,9 @@ import pytest
 from snapexport.builder import build
 from snapexport.builder.verify import verify
 from snapexport.cli.app import main
-from snapexport.contract import packed
+from snapexport.contract import engines
 from snapexport.contract.build_directory import Build
-from snapexport.contract.packed import FOLDER, RECORD, WEIGHTS_FILE, PackedGraphs
+from snapexport.contract.engines import FOLDER, RECORD, WEIGHTS_FILE, PackedGraphs
 from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
 
@@ -53,13 +53,15 @@ def test_what_graphs_have_alike_is_written_once(packed_build: Path) -> None:
 def test_another_processor_or_version_takes_the_graphs_as_they_are(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, manifest = PackedGraphs.of(copied), Build.open(copied).manifest
+    record, graphs = PackedGraphs.of(copied), Build.open(copied).manifest.graphs
     assert record
-    assert record.file(copied, manifest, "decode", record.version)
-    assert record.file(copied, manifest, "decode", "0.0.1") is None
-    assert record.file(copied, manifest, "compress", record.version) is None
-    monkeypatch.setattr(packed, "processor", lambda: "another")
-    assert record.file(copied, manifest, "decode", record.version) is None
+    source, version = graphs["decode"].sha256, record.version
+    assert record.file(copied, "decode", source, version)
+    assert record.file(copied, "decode", "another graph", version) is None
+    assert record.file(copied, "decode", source, "0.0.1") is None
+    assert record.file(copied, "compress", graphs["compress"].sha256, version) is None
+    monkeypatch.setattr(engines, "processor", lambda: "another")
+    assert record.file(copied, "decode", source, version) is None
 
 
 @pytest.mark.parametrize("name", [WEIGHTS_FILE, "prefill.onnx", RECORD])

@@ -15,7 +15,7 @@ from snapexport.builder.verify import verify
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from tests.contract.test_consistency import rewrite
+from tests.contract.test_build_directory import rewrite
 from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.refused import refused
@@ -108,12 +108,18 @@ CHANGES: dict[str, tuple[Callable[[Fields], object], str]] = {
         lambda m: m["weights"][0].update(file="rank2/weights/x.safetensors"),
         "is missing",
     ),
-    "none": (lambda m: m.update(segments={}), "segments too many, or too few"),
-    "of no graph": (lambda m: m["segments"].update(extend=[]), "segments too many"),
-    "a file": (lambda m: m["segments"]["decode"][1].update(file="decode-2.onnx"), "as a segment"),
-    "order": (lambda m: m["segments"]["decode"].pop(0), "as a segment"),
+    "none": (lambda m: m.update(segments={}), "too many segments, or too few"),
+    "of no graph": (lambda m: m["segments"].update(extend=[]), "too many segments"),
+    "a file": (
+        lambda m: m["segments"]["decode"][1].update(file="decode-2.onnx"),
+        "in place of decode-",
+    ),
+    "order": (lambda m: m["segments"]["decode"].pop(0), "in place of"),
     "an end": (lambda m: m["segments"]["decode"].pop(), "no segment has the output 'logits'"),
-    "a shape": (lambda m: m["segments"]["decode"][1]["inputs"][-1].update(shape=[9]), "has not"),
+    "an input": (
+        lambda m: m["segments"]["decode"][1]["inputs"][-1].update(name="reduce.99"),
+        "reads 'reduce.99', which is not there",
+    ),
     "a hash": (lambda m: m["segments"]["decode"][1].update(sha256="0" * 64), "was changed"),
 }
 

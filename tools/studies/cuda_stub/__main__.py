@@ -26,7 +26,7 @@ import numpy as np
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import TensorSpec
-from snapexport.contract.sizes import tensor_bytes
+from snapexport.contract.memory import tensor_bytes
 from snapexport.errors import UserError, first_line, needs_extra
 from snapexport.runtime.engine.backend import Buffer
 from snapexport.runtime.engine.bound_graph import allocate

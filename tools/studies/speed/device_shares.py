@@ -8,16 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from snapexport.builder import BuildOptions
-from snapexport.builder.plan.activations import Activations
 from snapexport.builder.plan.alternatives import largest
+from snapexport.builder.plan.footprint import Activations, PlannedTensors
 from snapexport.builder.plan.model import PlannedModel, read_model
-from snapexport.builder.plan.plan import resolved
+from snapexport.builder.plan.plan import with_defaults
 from snapexport.builder.plan.request import PlanRequest
-from snapexport.builder.plan.tensors import PlannedTensors
 from snapexport.builder.plan.weights import fp8_bytes, stored_bytes
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.memory import GPU_CONTEXT
-from snapexport.contract.sizes import as_flag, spelled
+from snapexport.contract.memory import GPU_CONTEXT, as_flag, spelled
 from snapexport.contract.targets import capabilities, targets_with
 from snapexport.errors import UserError
 from snapexport.files.dtypes import BY_FLAG
@@ -71,7 +69,7 @@ def plan_devices(request: PlanRequest, devices: int) -> DevicesPlan:
 
 def plan_devices_for(request: PlanRequest, devices: int, model: PlannedModel) -> DevicesPlan:
     """The plan of a model whose headers are read. Raises UserError if a role does not fit."""
-    request = resolved(request, model)
+    request = with_defaults(request, model)
     options = request.build_options(batch=1)
     geometry = options.geometry(model.facts)
     shares = [_prefill(model, devices, options, geometry, request.memory)]

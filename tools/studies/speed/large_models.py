@@ -10,9 +10,9 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from snapexport.builder import BuildOptions
+from snapexport.builder.plan.footprint import PlannedTensors
 from snapexport.builder.plan.model import PlannedModel, read_model
 from snapexport.builder.plan.request import PlanRequest
-from snapexport.builder.plan.tensors import PlannedTensors
 from snapexport.builder.plan.weights import read_bytes
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.files.dtypes import BY_FLAG, DType

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from snapexport.contract.sizes import spelled
+from snapexport.contract.memory import spelled
 from snapexport.errors import UserError
 from snapexport.measure.bench.tables import Table
 from snapexport.measure.bench.turns import RATES, Row

@@ -1,8 +1,8 @@
 """Estimates from the manifest the least memory that building and running engines takes.
 
 Counted: weights, inputs and outputs, the memory of the libraries, and the largest layers' scratch
-memory while engines run. Not counted: what layers take while TensorRT tries kernels, which only the
-builder knows and --workspace bounds. Builds may need more than estimated.
+memory while engines run. Not counted: what layers take while TensorRT tries kernels. Only its
+builder knows that, and --workspace bounds it. Builds may need more than estimated.
 """
 
 import shutil
@@ -10,22 +10,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapexport.contract import names
 from snapexport.contract.graph_kinds import GraphOf, graph_of
-from snapexport.contract.interface import weight_inputs
+from snapexport.contract.interface import in_place, weight_inputs
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.memory import (
+    FACTORS,
     GPU_CONTEXT,
     caches_of,
-    composed_attention,
-    fused_scratch_bytes,
+    scratch_bytes,
+    spelled,
     total_bytes,
-    vote_scores_bytes,
     weights_bytes,
 )
-from snapexport.contract.sizes import spelled, tensor_bytes
-from snapexport.contract.targets import EngineLibrary
-from snapexport.contract.tensors import in_place
+from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError
 
 
@@ -73,14 +70,12 @@ class Estimate:
         return sum(needs.engine for needs in self.graphs.values())
 
 
-def estimate(
-    manifest: Manifest, graphs: Iterable[GraphName], library: EngineLibrary, *, stripped: bool
-) -> Estimate:
+def estimate(manifest: Manifest, graphs: Iterable[GraphName], *, stripped: bool) -> Estimate:
     """Memory needed to build engines of `graphs`. stripped: the engines hold no weights."""
-    found = {name: _needs(manifest, name, library, stripped) for name in graphs}
+    found = {name: _needs(manifest, name, stripped) for name in graphs}
     ours = {name: needs for name, needs in found.items() if not is_baseline(name)}
     shared = max((needs.scratch for needs in ours.values()), default=0)
-    loaded = sum(_loaded(manifest, name) for name in ours)
+    loaded = sum(_loaded_bytes(manifest, name) for name in ours)
     return Estimate(found, GPU_CONTEXT + _shared_weights(manifest) + shared + loaded)
 
 
@@ -90,7 +85,7 @@ def _shared_weights(manifest: Manifest) -> int:
     return total_bytes({spec.name: spec for spec in inputs}.values())
 
 
-def _loaded(manifest: Manifest, name: GraphName) -> int:
+def _loaded_bytes(manifest: Manifest, name: GraphName) -> int:
     """Bytes of GPU memory of a loaded engine: its weights, and the caches that it owns."""
     graph = graph_of(name)
     owns_caches = graph.kind.owns_caches and graph == GraphOf(graph.kind)
@@ -98,13 +93,14 @@ def _loaded(manifest: Manifest, name: GraphName) -> int:
     return _weights(manifest, name) + caches
 
 
-def _needs(manifest: Manifest, name: GraphName, library: EngineLibrary, stripped: bool) -> Needs:
+def _needs(manifest: Manifest, name: GraphName, stripped: bool) -> Needs:
     weights, graph = _weights(manifest, name), manifest.graphs[name]
-    copies = 1.0 if stripped else library.host_copies
-    fixed = 0 if library.capabilities else GPU_CONTEXT + weights
+    factors, library = FACTORS[manifest.target], capabilities(manifest.target).library
+    copies = 1.0 if stripped else factors.build_copies
+    fixed = 0 if library and library.capabilities else GPU_CONTEXT + weights
     tensors = total_bytes([*graph.inputs, *_fresh_outputs(name, graph)])
     return Needs(
-        host=library.host_bytes + int(weights * copies),
+        host=factors.build_host + int(weights * copies),
         gpu=fixed and fixed + tensors,
         gpu_fixed=fixed,
         engine=0 if stripped else weights,
@@ -113,43 +109,11 @@ def _needs(manifest: Manifest, name: GraphName, library: EngineLibrary, stripped
 
 
 def _scratch(manifest: Manifest, name: GraphName) -> int:
-    """Bytes of one layer's scratch memory: as the builder of an engine reported, else by shapes.
-
-    Attention copies a layer's keys and values, unless it is fused and has one row for each batch
-    slot. A chunk's converts the mask [C,T] to
-    16 bits. Composed attention has scores.
-    """
+    """Bytes of one layer's scratch memory: as the builder of an engine reported, else by shapes."""
     built = [entry.graphs[name] for entry in manifest.engines.values() if name in entry.graphs]
     if built:
         return max(engine.device_memory for engine in built)
-    inputs = {spec.name: spec for spec in manifest.graphs[name].inputs}
-    layers = [spec for spec in caches_of(manifest, name) if spec.name.endswith(".key")]
-    slots = max((spec.shape[2] for spec in layers), default=0)
-    kind = graph_of(name).kind
-    if name == _voting(manifest):
-        return _vote_scratch(manifest, slots)
-    ids = inputs.get(names.INPUT_IDS)
-    rows = ids.shape[1] if ids else 1
-    scores = composed_attention(manifest).get(name, 0)
-    if not layers or (rows == 1 and not scores):
-        return 0
-    copied = max(map(tensor_bytes, layers))
-    # A chunk may come after the cache, or after a part of it.
-    read = kind.attended(manifest.graph_options, 0, rows, slots)
-    copied, slots = copied * read // slots, read
-    if kind.extends_rows:
-        scores = max(scores, _vote_scratch(manifest, slots))
-    return fused_scratch_bytes(2 * copied, rows, slots) + scores
-
-
-def _voting(manifest: Manifest) -> GraphName | None:
-    """The graph that counts votes: a method's own, else compress."""
-    found = [name for name in manifest.graphs if graph_of(name).kind.counts_votes]
-    return found[-1] if found else None
-
-
-def _vote_scratch(manifest: Manifest, slots: int) -> int:
-    return vote_scores_bytes(manifest.model, manifest.geometry, manifest.target, slots)
+    return scratch_bytes(manifest, name)
 
 
 def _weights(manifest: Manifest, name: GraphName) -> int:

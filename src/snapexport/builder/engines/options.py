@@ -60,12 +60,12 @@ class EngineOptions:
             )
         if self.plugins is not None and not self.plugins.is_file():
             raise UserError(
-                f"--plugins {self.plugins} is no file",
+                f"--plugins {self.plugins} is not a file",
                 "name the libsnapexport_loadable.so that plugins/ builds (docs/how-to/tensorrt.md)",
             )
 
     def require_supported(self, library: EngineLibrary) -> None:
-        """Raise UserError for options that `library` has not, or would ignore."""
+        """Raise UserError for options that `library` lacks, or would ignore."""
         given = {name: value for name, value in vars(self).items() if value != _DEFAULTS[name]}
         require_compatible({**given, "library": library})
         for capability in self.compute_capabilities:
@@ -76,7 +76,7 @@ class EngineOptions:
                 )
 
     def require_packing(self, target: str) -> None:
-        """Raise UserError for options that are TensorRT's alone."""
+        """Raise UserError for options that only TensorRT has."""
         for name, value in vars(self).items():
             if value != _DEFAULTS[name] and name not in ("graphs", "overwrite"):
                 raise UserError(

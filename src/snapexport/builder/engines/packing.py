@@ -15,17 +15,18 @@ import onnx
 
 from snapexport.builder.progress import Progress
 from snapexport.contract.build_directory import Build
-from snapexport.contract.engines import ENGINES, EngineFile
-from snapexport.contract.manifest import GraphName
-from snapexport.contract.packed import (
+from snapexport.contract.engines import (
+    ENGINES,
     FOLDER,
     RECORD,
     WEIGHTS_FILE,
+    EngineFile,
     PackedGraph,
     PackedGraphs,
     folder,
     processor,
 )
+from snapexport.contract.manifest import GraphName
 from snapexport.errors import UserError
 from snapexport.files.whole import locked, sha256_of, write_whole
 
@@ -59,14 +60,14 @@ def pack(
     target.parent.mkdir(exist_ok=True)
     try:
         with locked(target.parent):
-            return _packed(build, graphs, target, progress)
+            return _write_packed(build, graphs, target, progress)
     except BlockingIOError:
         raise UserError(
             f"another process builds engines in {target.parent}", "wait until it is done"
         ) from None
 
 
-def _packed(
+def _write_packed(
     build: Build, graphs: Iterable[GraphName], target: Path, progress: Progress
 ) -> PackedGraphs:
     from snapexport.runtime.ort.session import version

@@ -9,15 +9,17 @@ from pathlib import Path
 
 from snapexport.builder.engines.folder import (
     EngineFolder,
+    Gpu,
     ahead_of_time_name,
     engine_name,
+    left_to_build,
+    plugin_file,
+    present_gpu,
+    record,
     timing_cache,
 )
-from snapexport.builder.engines.gpu import Gpu, present_gpu
 from snapexport.builder.engines.memory import estimate, free_memory, require_room
 from snapexport.builder.engines.options import EngineOptions
-from snapexport.builder.engines.progress import cancellable
-from snapexport.builder.engines.record import left_to_build, plugin_file, record
 from snapexport.builder.engines.tensorrt_callbacks import Log, Monitor
 from snapexport.builder.engines.tensorrt_config import (
     attach_timing_cache,
@@ -29,7 +31,7 @@ from snapexport.builder.engines.tensorrt_config import (
 )
 from snapexport.builder.engines.tensorrt_engine import check_engine, write_engine
 from snapexport.builder.engines.tensorrt_network import load_plugins, read_network
-from snapexport.builder.progress import Progress
+from snapexport.builder.progress import Progress, cancellable
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry, GraphEngine
 from snapexport.contract.manifest import GraphName
@@ -91,7 +93,7 @@ def build_all(
     with folder.ours():
         if not options.overwrite:
             graphs = left_to_build(folder, job.facts, graphs)
-        needed = estimate(build.manifest, graphs, library, stripped=options.strip_weights)
+        needed = estimate(build.manifest, graphs, stripped=options.strip_weights)
         free = free_memory(folder.directory, job.gpu.free if job.gpu else None)
         require_room(needed, free, options.strip_weights)
         with closing(Log(folder.log)) as log:

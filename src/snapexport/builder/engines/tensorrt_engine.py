@@ -6,9 +6,9 @@ from pathlib import Path
 
 from snapexport.builder.engines.tensorrt_callbacks import Log
 from snapexport.builder.engines.tensorrt_network import load_plugins
+from snapexport.contract.interface import in_place
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.contract.tensorrt_bindings import trt
-from snapexport.contract.tensors import in_place
 from snapexport.errors import UserError
 
 

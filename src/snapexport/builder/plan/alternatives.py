@@ -1,20 +1,26 @@
-"""Enumerates the alternatives of a plan, and how many batch slots fit with each."""
+"""Enumerates the alternatives of a plan, and recommends one of them, with reasons.
 
-from collections.abc import Callable, Iterator
+With a given batch, the least compression that fits wins. Otherwise the cache has SnapStream's
+ratio, and the batch fills the memory. If `build`'s default batch does not fit then, the order is: a
+smaller chunk or a single shot, which lose nothing, then more compression.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 from snapexport.builder import BuildOptions
-from snapexport.builder.options import cache_fields
-from snapexport.builder.plan.footprint import Footprint, footprint
+from snapexport.builder.options import DEFAULT_COMPRESSION, cache_fields
+from snapexport.builder.plan.footprint import Footprint, PlannedTensors, footprint
 from snapexport.builder.plan.model import PlannedModel
 from snapexport.builder.plan.request import PlanRequest
-from snapexport.builder.plan.tensors import PlannedTensors
 from snapexport.builder.plan.weights import read_bytes
 from snapexport.builder.prefill_sizes import capacities
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.memory import spelled
+from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError
 from snapexport.methods.short_chunks.spec import short_chunks
 
@@ -22,6 +28,7 @@ COMPRESSIONS = (2, 4, 8, 16, 32)
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)
 MOST_SLOTS = 256
 """Largest batch considered: far above it a decode step is bound by its caches, not by weights."""
+USUAL_BATCH = BuildOptions.batch
 
 Choice = dict[str, Any]
 
@@ -123,3 +130,127 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """An alternative and its batch. first: the preferred alternative, which may not have fit."""
+
+    alternative: Alternative
+    batch: int
+    first: Alternative
+
+    @property
+    def options(self) -> BuildOptions:
+        return self.alternative.options(self.batch)
+
+
+def recommend(request: PlanRequest, found: Sequence[Alternative]) -> Recommendation | None:
+    """The recommendation; None if nothing fits."""
+    given: int | None = request["batch"]
+    ranked = _ranked(request, found)
+    wanted = given or USUAL_BATCH
+    for option in ranked:
+        if option.most_slots >= wanted:
+            batch = option.most_slots if given is None and option is ranked[0] else wanted
+            return Recommendation(option, batch, ranked[0])
+    most = max(ranked, key=lambda option: option.most_slots)
+    if given or not most.most_slots:
+        return None
+    return Recommendation(most, most.most_slots, ranked[0])
+
+
+def _ranked(request: PlanRequest, found: Sequence[Alternative]) -> list[Alternative]:
+    """The alternatives, from the best one to the one that needs the least memory."""
+    enough = [option for option in found if request["batch"] or _compresses_enough(request, option)]
+    caches = list(dict.fromkeys(option.geometry for option in enough or found))
+    ranked: list[Alternative] = []
+    for geometry in caches:
+        ranked += _by_chunk(request, [option for option in found if option.geometry == geometry])
+    return ranked
+
+
+def _compresses_enough(request: PlanRequest, option: Alternative) -> bool:
+    budget = option.choice.get("kv_budget")
+    if budget is None:
+        return option.geometry.compresses
+    return bool(budget <= request["L_max"] // DEFAULT_COMPRESSION)
+
+
+def _by_chunk(request: PlanRequest, found: Sequence[Alternative]) -> list[Alternative]:
+    """Order: `build`'s default chunk, smaller ones, single shot. Larger ones need more memory."""
+    usual = request.build_options(batch=1).chunk(found[0].geometry)
+    chunked = [option for option in found if option.chunk <= usual and not option.single_shot]
+    return sorted(chunked, key=lambda option: -option.chunk) + [
+        option for option in found if option.single_shot
+    ]
+
+
+def reasons(request: PlanRequest, chosen: Recommendation) -> list[str]:
+    """A line for each choice, in the order of the choices."""
+    return [
+        *_cache(request, chosen),
+        *_chunk(request, chosen),
+        _batch(request, chosen),
+        *_weights(chosen),
+    ]
+
+
+def _cache(request: PlanRequest, chosen: Recommendation) -> Iterator[str]:
+    option = chosen.alternative
+    ratio = f"{option.compression:.3g} : 1"
+    if not option.geometry.compresses:
+        if request["policy"] is None:
+            yield f"cache: the full cache fits with {chosen.batch} batch slots: nothing is lost"
+    elif "kv_budget" not in option.choice:
+        given = any(request[name] is not None for name in ("kv_budget", "L_recent", "K"))
+        why = "as given" if given else "the only one for this model and --L-max"
+        yield f"cache: {ratio}, {why}"
+    elif option.geometry == chosen.first.geometry and request["batch"] is None:
+        yield f"cache: {ratio} is SnapStream's ratio, and `build`'s default"
+    else:
+        yield f"cache: {ratio}, the least compression with which {chosen.batch} batch slots fit"
+
+
+def _chunk(request: PlanRequest, chosen: Recommendation) -> Iterator[str]:
+    option = chosen.alternative
+    if request["prefill_chunk"] is not None:
+        return
+    if option.single_shot and chosen.first.single_shot:
+        yield f"prefill: in a single shot of {option.chunk} tokens: no chunk is shorter"
+    elif option.single_shot:
+        yield (
+            "prefill: in a single shot, since with chunks the prompt's full-length cache does not "
+            "fit; every prompt costs as much as one of L_max"
+        )
+    elif option.chunk == chosen.first.chunk:
+        yield f"prefill: {option.chunk} tokens a step, `build`'s default"
+    else:
+        yield f"prefill: {option.chunk} tokens a step, since {chosen.first.chunk} need more memory"
+
+
+def _batch(request: PlanRequest, chosen: Recommendation) -> str:
+    left = spelled(request.memory - chosen.alternative.at(chosen.batch).prefill_peak)
+    most = chosen.alternative.most_slots
+    if chosen.batch < most:
+        why = "as given" if request["batch"] else "`build`'s default"
+        return f"batch: {chosen.batch}, {why}; {most} would fit, {left} left"
+    if chosen.batch == MOST_SLOTS:
+        return f"batch: {chosen.batch}, the largest considered; {left} left"
+    return f"batch: {chosen.batch}, no more fit; {left} left"
+
+
+def _weights(chosen: Recommendation) -> Iterator[str]:
+    stored = chosen.options.weights or chosen.options.dtype
+    if chosen.options.graph.share_weights:
+        yield f"weights: {stored}; one copy, which all graphs take as inputs"
+    elif capabilities(chosen.options.target).weights_per_graph:
+        copies = "the engines of prefill and decode hold a copy of the weights each"
+        yield f"weights: {stored}; {copies}"
+    elif chosen.options.holds_integers:
+        yield (
+            f"weights: {stored}; each graph holds a copy that it rearranged, until "
+            "`snapexport engine` packs one for all"
+        )
+    elif chosen.options.dtype == "fp32":
+        yield "weights: fp32, mapped once for all graphs; --weights int4 is smaller"

@@ -123,8 +123,8 @@ def read_model(model: str, *, mtp: bool = False, longrope_for: int | None = None
     `load_decoder` takes it.
     """
     path = hub.resolve(model)
-    alone = _has_config_alone(path)
-    checkpoint = _of_config(path, longrope_for) if alone else open_checkpoint(path)
+    has_weights = _has_weights(path)
+    checkpoint = open_checkpoint(path) if has_weights else _of_config(path, longrope_for)
     with needs_extra("build"):
         from snapexport.exporter import architectures, conversion, decoders, shapes
         from snapexport.exporter.quantized import read_quantization
@@ -210,14 +210,15 @@ def _is_of(layer: str | None, name: str) -> bool:
     return layer is not None and name.startswith(layer) and name.removeprefix(layer) not in _COPIES
 
 
-def _has_config_alone(path: Path) -> bool:
+def _has_weights(path: Path) -> bool:
+    """Whether there is more than a config.json: `open_checkpoint` refuses other folders."""
     if not (path / CONFIG).is_file():
-        return False
-    return not any(file for end in _WEIGHTS for file in path.glob(f"*{end}*"))
+        return True
+    return any(file for end in _WEIGHTS for file in path.glob(f"*{end}*"))
 
 
 def _of_config(directory: Path, longrope_for: int | None) -> Checkpoint:
-    """A config.json alone, with the shapes that transformers gives its parameters."""
+    """A config.json without weights, with the shapes of transformers' parameters."""
     with needs_extra("build"):
         from snapexport.exporter import decoders, shapes
 
@@ -245,7 +246,7 @@ def _experts(decoder: "Decoder", mtp: bool) -> PlannedExperts | None:
 
 
 def _fp8(checkpoint: Checkpoint) -> PlannedFp8 | None:
-    """By the types of the weights; of a config.json alone by the layers that it says are fp8."""
+    """The fp8 weights, by their types; without weights, the layers that config.json lists."""
     from snapexport.exporter.quantized import Fp8Tensor, read_quantization
 
     quantization = read_quantization(checkpoint.config)

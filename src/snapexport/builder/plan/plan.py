@@ -1,18 +1,29 @@
-"""Makes a plan for a request, or a UserError with the least memory that would do."""
+"""Makes a plan for a request, or a UserError with the least memory that would do.
+
+`plan_report` converts a plan to plain data, for programs and for the command line.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from snapexport.builder import BuildOptions
-from snapexport.builder.plan.alternatives import Alternative, alternatives
+from snapexport.builder.plan.alternatives import (
+    Alternative,
+    Recommendation,
+    alternatives,
+    reasons,
+    recommend,
+)
+from snapexport.builder.plan.footprint import Footprint
 from snapexport.builder.plan.model import PlannedModel, read_model
-from snapexport.builder.plan.recommendation import Recommendation, recommend
-from snapexport.builder.plan.request import PlanRequest, chosen_flags
+from snapexport.builder.plan.request import PlanRequest, chosen_flags, command
 from snapexport.contract.exclusions import require_compatible
-from snapexport.contract.sizes import as_flag, spelled
+from snapexport.contract.memory import as_flag, spelled
 from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError, flag_of
+from snapexport.files.dtypes import BY_FLAG
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,7 @@ def make_plan(request: PlanRequest) -> Plan:
 
 def plan_for(request: PlanRequest, model: PlannedModel) -> Plan:
     """Plan for a model whose headers are read. Raises UserError."""
-    request = resolved(request, model)
+    request = with_defaults(request, model)
     found = alternatives(request, model)
     recommendation = recommend(request, found)
     if recommendation is None:
@@ -47,7 +58,7 @@ def plan_for(request: PlanRequest, model: PlannedModel) -> Plan:
     return Plan(request, model, found, recommendation)
 
 
-def resolved(request: PlanRequest, model: PlannedModel) -> PlanRequest:
+def with_defaults(request: PlanRequest, model: PlannedModel) -> PlanRequest:
     """The request with its dtype. Raises UserError for weights that the model does not have."""
     if request["weights"] == "fp8" and model.fp8 is None:
         raise UserError(
@@ -124,3 +135,65 @@ def _smaller_weights(request: PlanRequest, model: PlannedModel, needed: int) -> 
         if least < needed:
             ways.append(f"--memory {as_flag(least)} if {flag_of(field)} {value} is added")
     return ways
+
+
+def plan_report(plan: Plan) -> dict[str, Any]:
+    """All alternatives and the recommendation; sizes in bytes."""
+    request, chosen = plan.request, plan.recommendation
+    options = chosen.options
+    facts = plan.model.facts
+    return {
+        "model": facts.model_dump(),
+        "memory_bytes": request.memory,
+        "L_max": options.L_max,
+        "target": options.target,
+        "dtype": options.dtype,
+        "cache_dtype": options.stored_cache_dtype,
+        "weights": options.weights,
+        "full_cache_bytes_per_token": (facts.position_values * BY_FLAG[options.dtype].bytes),
+        "alternatives": [alternative_report(plan, option) for option in plan.alternatives],
+        "recommendation": {
+            **_choice(chosen.alternative),
+            **_sizes(chosen.alternative, chosen.batch),
+            "reasons": reasons(request, chosen),
+            "command": command(options),
+        },
+    }
+
+
+def alternative_report(plan: Plan, option: Alternative) -> dict[str, Any]:
+    """A row of the report. Its batch: the given one, else the largest that fits, else 1."""
+    batch = plan.request["batch"] or max(1, option.most_slots)
+    return {**_choice(option), "most_slots": option.most_slots, **_sizes(option, batch)}
+
+
+def _choice(option: Alternative) -> dict[str, Any]:
+    return {
+        "policy": option.geometry.policy,
+        "compression": option.compression,
+        "slots_per_layer": [layer.cache_slots for layer in option.geometry.layers],
+        "prefill_chunk": option.chunk,
+        "layout": "single-shot" if option.single_shot else "chunked",
+    }
+
+
+def _sizes(option: Alternative, batch: int) -> dict[str, Any]:
+    taken = option.at(batch)
+    return {
+        "batch": batch,
+        "fits": taken.prefill_peak <= option.request.memory,
+        "left_bytes": option.request.memory - taken.prefill_peak,
+        "decode_step_bytes": option.step_bytes(batch),
+        "bytes": parts(taken),
+    }
+
+
+def parts(taken: Footprint) -> dict[str, int]:
+    """The parts of a footprint, and its two sums."""
+    return {name: getattr(taken, name) for name in _PARTS}
+
+
+_PARTS = (
+    *("process", "weights", "decode_cache", "prefill_cache"),
+    *("prefill_work", "compress_work", "decode_work", "decode_resident", "prefill_peak"),
+)

@@ -10,7 +10,7 @@ from typing import Any
 from snapexport.builder import BuildOptions
 from snapexport.builder.options import graph_fields
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.sizes import size
+from snapexport.contract.memory import size
 from snapexport.errors import UserError, flag_of
 
 _CHOSEN = ("policy", "kv_budget", "batch", "prefill_chunk")
@@ -60,7 +60,7 @@ def parse_memory(text: str) -> int:
     try:
         nbytes = size(text)
     except ValueError:
-        raise UserError(f"--memory '{text}' is no size", _LIKE) from None
+        raise UserError(f"--memory '{text}' is not a size", _LIKE) from None
     if nbytes < 1:
         raise UserError(f"--memory {text} leaves nothing", _LIKE)
     return nbytes
@@ -69,7 +69,7 @@ def parse_memory(text: str) -> int:
 def command(options: BuildOptions) -> str:
     """`snapexport build ...`, with every flag that is not at its default."""
     words = ["snapexport", "build"]
-    for field, value in _given(options):
+    for field, value in _field_values(options):
         if value is True:
             words.append(flag_of(field.name))
         elif value is False and field.default is None:
@@ -80,7 +80,7 @@ def command(options: BuildOptions) -> str:
     return shlex.join(words)
 
 
-def _given(options: BuildOptions) -> Iterator[tuple["dataclasses.Field[Any]", Any]]:
+def _field_values(options: BuildOptions) -> Iterator[tuple["dataclasses.Field[Any]", Any]]:
     """The fields and their values; a graph option is at its default if the rest implies it."""
     for field in dataclasses.fields(options):
         if field.name != "graph":

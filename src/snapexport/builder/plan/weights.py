@@ -60,7 +60,7 @@ def read_bytes(model: PlannedModel, options: BuildOptions) -> int:
         item = BY_FLAG[options.dtype].bytes
         read = _read_expert_share(model, options.batch)
         experts = round(read * _expert_bytes(model, forms.experts, item))
-        moved = 2 * item * sum(_dequantized(model, forms))
+        moved = 2 * item * sum(_dequantized_elements(model, forms))
         return _linear_bytes(model, forms, item) + experts + moved
     converted = not capabilities(options.target).runs_on_gpu and options.dtype == "fp16"
     item = BY_FLAG["fp32" if converted else options.dtype].bytes
@@ -84,7 +84,7 @@ def largest_dequantized_bytes(model: PlannedModel, options: BuildOptions) -> int
     """Bytes of the largest weights dequantized at a time: a matrix, or a layer's experts."""
     item = BY_FLAG[options.dtype].bytes
     if forms := _forms(model, options):
-        return max(_dequantized(model, forms), default=0) * item
+        return max(_dequantized_elements(model, forms), default=0) * item
     if options.weights != "fp8" or model.fp8 is None:
         return 0
     sizes = [] if model.fp8.by_row else [prod(size) for size in model.fp8.linear]
@@ -93,7 +93,7 @@ def largest_dequantized_bytes(model: PlannedModel, options: BuildOptions) -> int
     return max(sizes, default=0) * item
 
 
-def _dequantized(model: PlannedModel, forms: PlannedForms) -> list[int]:
+def _dequantized_elements(model: PlannedModel, forms: PlannedForms) -> list[int]:
     """Elements of what a step for a compiler dequantizes: matrices of 8 bits, layers of experts."""
     both = zip(model.linear, forms.linear, strict=True)
     found = [prod(size) for size, form in both if form and form.signed and not _as_stored(form)]

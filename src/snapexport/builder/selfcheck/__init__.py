@@ -15,8 +15,8 @@ from snapexport.builder.selfcheck.sample import sample_of
 from snapexport.builder.selfcheck.sizes import Sizes
 from snapexport.builder.selfcheck.stand_in import require_same_parts, stand_in
 from snapexport.builder.staging import scratch
-from snapexport.contract.sizes import spelled
-from snapexport.contract.verified import Verified
+from snapexport.contract.manifest import Verified
+from snapexport.contract.memory import spelled
 from snapexport.exporter import shapes
 from snapexport.exporter.architectures import is_held
 

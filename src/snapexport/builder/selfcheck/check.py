@@ -17,7 +17,7 @@ from snapexport.builder.selfcheck.sample import Sample
 from snapexport.builder.selfcheck.tokens import clear_tokens
 from snapexport.builder.selfcheck.votes import require_same_vote, visible_after
 from snapexport.contract.build_directory import Build
-from snapexport.contract.verified import Verified
+from snapexport.contract.manifest import Verified
 
 
 def check(sample: Sample, resolved: ResolvedBuild, directory: Path) -> Verified:

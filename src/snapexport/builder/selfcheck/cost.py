@@ -6,7 +6,7 @@ are files in memory that the system takes back when it needs them.
 
 from dataclasses import dataclass
 
-from snapexport.contract.sizes import size, spelled
+from snapexport.contract.memory import size, spelled
 
 MOST_BYTES = 5 << 30
 """Memory that a self-check takes at most."""

@@ -2,7 +2,7 @@
 
 Counts from the manifest and the headers of the weights' files; nothing is loaded. Padding,
 recomputed overlaps, masks and intermediate results are not counted; they show in the ratio to the
-roofline. A tensor that lies in a file and that no graph uses would be counted too.
+roofline. A tensor in a file that no graph uses would be counted too.
 """
 
 import math
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import Manifest, TensorSpec
+from snapexport.contract.memory import planned_bytes
 from snapexport.contract.slots import CacheHeads, LayerGeometry
 from snapexport.files import safetensors
-from snapexport.files.dtypes import BY_FLAG, BY_NUMPY
+from snapexport.files.dtypes import BY_FLAG
 from snapexport.files.safetensors import TensorSpan
 from snapexport.measure.bench.turns import Work
 
@@ -69,7 +70,7 @@ def _is(name: str, matrix: str) -> bool:
 
 
 def _elements(name: str, shape: tuple[int, ...]) -> int:
-    """Factors of a matrix product: none in norms, and in what lies beside integers."""
+    """Factors of a matrix product: none in norms, and in the parts beside integers."""
     if name.endswith(_BESIDE) or len(shape) < 2:
         return 0
     of_byte = next((count for end, count in _INTEGERS.items() if name.endswith(end)), 1)
@@ -186,5 +187,5 @@ def _layer(
 
 
 def _position_bytes(spec: TensorSpec, heads: int, dtype: str) -> int:
-    """Bytes of one request and position of a cache [B,Hkv,S,D] of so many KV heads."""
-    return heads * spec.shape[3] * BY_NUMPY[dtype].bytes
+    """Bytes of one request and position of a cache [B,Hkv,S,D]. heads: its KV heads."""
+    return planned_bytes([(dtype, (heads, spec.shape[3]))])

@@ -12,7 +12,7 @@ import numpy as np
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.sizes import in_mib
+from snapexport.contract.memory import in_mib
 from snapexport.errors import UserError
 from snapexport.measure.bench import memory
 from snapexport.measure.bench.options import BenchOptions

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from snapexport.contract.sizes import in_mib
+from snapexport.contract.memory import in_mib
 from snapexport.measure.bench.turns import Row
 
 _TEXT = {

@@ -16,8 +16,7 @@ import snapexport
 from snapexport.builder.staging import staged
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import Manifest
-from snapexport.contract.memory import cache_bytes
-from snapexport.contract.sizes import spelled
+from snapexport.contract.memory import cache_bytes, spelled
 from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError, needs_extra
 from snapexport.files.copying import copy_file

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.builder.staging import scratch
-from snapexport.contract.sizes import in_mib
+from snapexport.contract.memory import in_mib
 from snapexport.measure.bench.tables import Column, Table, mib
 from snapexport.measure.bench.turns import Row
 from tools.studies.speed import checkpoints

@@ -1,4 +1,4 @@
-"""A build whose manifest was made to agree with its hashes is still held to its graphs."""
+"""What is refused of a build whose manifest was changed together with its digest, and by what."""
 
 import hashlib
 import json
@@ -14,7 +14,8 @@ import pytest
 from snapexport.builder.verify import verify
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import DIGEST, MANIFEST, WEIGHTS
+from snapexport.contract.interface import require_interface
+from snapexport.contract.manifest import DIGEST, MANIFEST, WEIGHTS, Manifest
 from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
@@ -56,42 +57,80 @@ def spec(fields: Fields, graph: str, name: str) -> Fields:
     return next(one for one in both if one["name"] == name)
 
 
-FACTS: dict[str, tuple[Callable[[Fields], object], str]] = {
-    "layers": (lambda m: m["model"].update(num_hidden_layers=3), "3 layers, its geometry 2"),
+Refused = dict[str, tuple[Callable[[Fields], object], str]]
+REFUSED: dict[str, Refused] = {}
+REFUSED["schema"] = {
+    # By the schema: types, ranges, names of graphs, and paths that leave the build.
+    "unknown key": (lambda m: m.update(surprise=1), "unknown key 'surprise'"),
+    "unknown key of the geometry": (
+        lambda m: m["geometry"].update(surprise=1),
+        "unknown key 'geometry.surprise'",
+    ),
+    "missing key": (lambda m: m.pop("batch"), "batch: field required"),
+    "newer format": (lambda m: m.update(format_version=16), "format_version is 16"),
+    "older format": (lambda m: m.update(format_version=8), "version 8 is not 15"),
+    "unknown graph": (lambda m: m["graphs"].update(encode=m["graphs"]["decode"]), "graphs.encode"),
+    "absolute path": (
+        lambda m: m["graphs"]["decode"].update(file="/etc/hostname"),
+        "graphs.decode.file: '/etc/hostname' is outside of the build",
+    ),
+    "path that leaves": (
+        lambda m: m["weights"][0].update(file="weights/../../x"),
+        "is outside of the build",
+    ),
     "no layers": (
         lambda m: m["model"].update(num_hidden_layers=0),
         "num_hidden_layers: input should be greater than 0",
     ),
-    "heads": (lambda m: m["model"].update(num_key_value_heads=3), "no multiple of its 3 KV heads"),
-    "heads of a layer": (
-        lambda m: m["model"].update(num_key_value_heads=[2, 3]),
-        "no multiple of its 3 KV heads (layer 1)",
-    ),
-    "other heads of a layer": (
-        lambda m: m["model"].update(num_key_value_heads=[2, 1]),
-        "its geometry wants",
-    ),
+    "layers": (lambda m: m["model"].update(num_hidden_layers=3), "3 layers, its geometry 2"),
     "heads of too few layers": (
         lambda m: m["model"].update(head_dim=[16]),
         "head_dim has 1 values for 2 layers",
+    ),
+    "too few windows": (lambda m: m["model"].update(sliding_window=[0]), "1 have windows"),
+    "no batch": (lambda m: m.update(batch=0), "batch: input should be greater than"),
+    "huge batch": (lambda m: m.update(batch=2**40), "batch: input should be less than"),
+    "huge number of caches": (
+        lambda m: m["geometry"].update(num_layers=2**62),
+        "geometry.num_layers: input should be less than",
+    ),
+    "ranks": (lambda m: m.update(tensor_parallel=3), "cannot be cut for 3 ranks"),
+    "huge number of ranks": (
+        lambda m: m.update(tensor_parallel=2**62),
+        "tensor_parallel: input should be less than",
+    ),
+    "huge shape": (
+        lambda m: spec(m, "decode", "logits").update(shape=[4, 2**62]),
+        "shape.1: input should be less than",
+    ),
+    "negative shape": (
+        lambda m: spec(m, "decode", "logits").update(shape=[-4, 257]),
+        "shape.0: input should be greater than",
+    ),
+    "type of an object": (
+        lambda m: spec(m, "decode", "logits").update(dtype="object"),
+        "'object' is not a type of a tensor",
+    ),
+}
+REFUSED["graphs"] = {
+    # By the graphs: those that the facts want, with the inputs and outputs that follow from them.
+    "heads": (lambda m: m["model"].update(num_key_value_heads=4), "its geometry wants"),
+    "heads of a layer": (
+        lambda m: m["model"].update(num_key_value_heads=[2, 1]),
+        "its geometry wants",
     ),
     "width of values": (lambda m: m["model"].update(value_head_dim=8), "its geometry wants"),
     "head size": (lambda m: m["model"].update(head_dim=32), "its geometry wants"),
     "vocabulary": (lambda m: m["model"].update(vocab_size=258), "its geometry wants"),
     "huge vocabulary": (lambda m: m["model"].update(vocab_size=2**62), "its geometry wants"),
-    "end token": (lambda m: m["model"].update(eos_token_id=[257]), "eos_token_id is 257"),
-    "windows": (lambda m: m["model"].update(sliding_window=[12, 0]), "slides over 12 positions"),
-    "too few windows": (lambda m: m["model"].update(sliding_window=[0]), "1 have windows"),
     "prompt": (lambda m: m["geometry"].update(L_max=63), "its geometry wants"),
-    "huge prompt": (lambda m: m["geometry"].update(L_max=2**40), "L_max is"),
+    "huge prompt": (lambda m: m["geometry"].update(L_max=2**40), "its geometry wants"),
     "ring": (lambda m: m["geometry"].update(L_recent=13), "its geometry wants"),
     "kept": (lambda m: m["geometry"].update(K=9), "its geometry wants"),
     "window": (lambda m: m["geometry"].update(L_obs=5), "its geometry wants"),
     "batch": (lambda m: m.update(batch=3), "its geometry wants"),
-    "no batch": (lambda m: m.update(batch=0), "batch: input should be greater than 0"),
     "chunk": (lambda m: m.update(prefill_chunk=25), "its geometry wants"),
-    "chunk below the window": (lambda m: m.update(prefill_chunk=3), "prefill_chunk is 3"),
-    "single shot": (lambda m: m.update(prefill_chunk=64), "has the graph compress too much"),
+    "single shot": (lambda m: m.update(prefill_chunk=64), "lists an unexpected graph compress"),
     "dtype": (lambda m: m.update(dtype="fp16"), "its geometry wants"),
     "cache dtype": (lambda m: m["graph_options"].update(cache_dtype="fp16"), "its geometry wants"),
     "top tokens": (
@@ -115,17 +154,16 @@ FACTS: dict[str, tuple[Callable[[Fields], object], str]] = {
         ),
         "have int64 [1] for 'x'",
     ),
-    "shape": (lambda m: spec(m, "decode", "logits").update(shape=[4, 2**40]), "its geometry wants"),
-    "negative shape": (
-        lambda m: spec(m, "decode", "logits").update(shape=[-4, 257]),
-        "its geometry wants",
-    ),
-    "type": (lambda m: spec(m, "decode", "logits").update(dtype="object"), "its geometry wants"),
+    "shape": (lambda m: spec(m, "decode", "logits").update(shape=[4, 256]), "its geometry wants"),
     "graphs exchanged": (
         lambda m: m["graphs"]["decode"].update(file="decode.1.onnx"),
         "in place of decode.onnx",
     ),
-    "weight twice": (lambda m: m["weights"].append(m["weights"][0]), "a weight file twice"),
+    "segments": (lambda m: m["segments"].update(decode=[]), "too many segments"),
+}
+REFUSED["files"] = {
+    # By the files: sizes, hashes, and the list of the folder of weights.
+    "weight twice": (lambda m: m["weights"].append(m["weights"][0]), "file twice"),
     "weight not listed": (lambda m: m["weights"].pop(), "is not in the manifest"),
     "hash": (lambda m: m["weights"][0].update(header_sha256="x"), "was changed"),
     "place of a weight": (
@@ -136,12 +174,16 @@ FACTS: dict[str, tuple[Callable[[Fields], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("fact", FACTS)
-def test_fact_that_contradicts_the_graphs_is_refused(mine: Path, fact: str) -> None:
-    change, message = FACTS[fact]
+@pytest.mark.parametrize(("by", "what"), [(by, what) for by in REFUSED for what in REFUSED[by]])
+def test_manifest_with_right_hashes_is_refused(mine: Path, by: str, what: str) -> None:
+    change, message = REFUSED[by][what]
     rewrite(mine, change)
+    if by != "schema":
+        manifest = Manifest.read(mine)
+    if by == "files":
+        require_interface(manifest)
     with pytest.raises(UserError) as error:
-        Build.open(mine)
+        require_interface(manifest) if by == "graphs" else Build.open(mine)
     assert message in error.value.message
 
 
@@ -218,7 +260,7 @@ def device(path: Path) -> None:
 
 @pytest.mark.parametrize("file", [MANIFEST, DIGEST, "decode.onnx", NORM, "tokenizer.json"])
 @pytest.mark.parametrize("make", [fifo, device])
-def test_what_is_no_plain_file_is_refused_without_waiting(
+def test_anything_but_a_plain_file_is_refused_without_waiting(
     mine: Path, file: str, make: Callable[[Path], None]
 ) -> None:
     (mine / "tokenizer.json").touch()
@@ -241,7 +283,7 @@ def test_graph_beyond_the_limit_of_onnx_is_not_hashed(mine: Path) -> None:
         Build.open(mine)
 
 
-def test_verify_tells_what_the_manifest_does_not_know(mine: Path) -> None:
+def test_verify_lists_files_that_the_manifest_does_not_know(mine: Path) -> None:
     (mine / "note.txt").write_text("x")
     verified = verify(Build.open(mine))
     assert verified.compared_graphs
@@ -259,9 +301,9 @@ def external(model: onnx.ModelProto, key: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("location", "/etc/passwd", "no weight file of the manifest"),
-        ("location", f"./{NORM}", "no weight file of the manifest"),
-        ("location", "prefill.onnx", "no weight file of the manifest"),
+        ("location", "/etc/passwd", "not a weight file of the manifest"),
+        ("location", f"./{NORM}", "not a weight file of the manifest"),
+        ("location", "prefill.onnx", "not a weight file of the manifest"),
         ("location", "weights/lm_head.weight.safetensors", "not this weight"),
         ("offset", "0", "not this weight"),
         ("length", "4", "not this weight"),
@@ -292,7 +334,7 @@ def test_truncated_graph_with_the_right_hash_is_an_error_without_traceback(
     digest = hashlib.sha256(raw).hexdigest()
     rewrite(mine, lambda fields: fields["graphs"]["decode"].update(sha256=digest))
     assert main(["inspect", str(mine)]) == 2
-    assert "is no ONNX file" in capsys.readouterr().err
+    assert "is not an ONNX file" in capsys.readouterr().err
 
 
 def test_graph_that_fails_while_it_runs_is_a_users_error(mine: Path) -> None:

@@ -1,10 +1,13 @@
-"""Tries a checkpoint's chat templates: whether they can be read, and how long the tail is.
+"""Reads a checkpoint's texts for a build, checked: configs, tokenizer and chat templates.
 
-The tail is what a template writes between a user's message and the answer. It ends every prompt of
-a chat, so that a short window of the vote would see little of the question.
+Tries the templates, too: whether they can be read, and how long the tail is. The tail is what a
+template writes between a user's message and the answer. It ends every prompt of a chat, so a short
+window of the vote would see little of the question.
 """
 
+import codecs
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,14 +17,65 @@ from tokenizers import Tokenizer
 
 from snapexport.errors import UserError
 from snapexport.exporter.folders import GGUF
-from snapexport.files.tokenizer_file import TOKENIZER
+from snapexport.exporter.special_tokens import with_special_tokens
+from snapexport.exporter.text_files import (
+    CHAT_TEMPLATE,
+    COPIED,
+    PROCESSORS_TEMPLATE,
+    READ,
+    TOKENIZER_CONFIG,
+)
+from snapexport.exporter.tokenizer_conversion import converted
+from snapexport.files.tokenizer_file import TOKENIZER, parse_tokenizer
+from snapexport.files.untrusted import decode_utf8, parse_object, read_bytes
 from snapexport.runtime.chat import template_files
 
+_HINT = "download the checkpoint again: the file is damaged"
 _MESSAGE = "question"
 _IN_A_FOLDER = "correct it, or move it out of the checkpoint to build without a chat template"
 _IN_GGUF = "write a corrected one into a copy: `gguf-new-metadata --chat-template-file FILE IN OUT`"
 
 Texts = Mapping[str, bytes]
+"""Contents of files, by name."""
+
+
+def read_texts(
+    checkpoint: Path, vocab_size: int | None = None, *, is_whole: bool = False
+) -> dict[str, bytes]:
+    """The texts that a build of a checkpoint has, by name. Raises UserError for an unsound one.
+
+    Special tokens and templates from other files are in those that are copied. vocab_size: of the
+    model; None: not known. is_whole: there are none in other files, nor in transformers' classes.
+    """
+    found = {}
+    for name, most in READ.items():
+        path = checkpoint / name
+        if os.path.lexists(path):
+            found[name] = read_bytes(path, most, _HINT).removeprefix(codecs.BOM_UTF8)
+            _require_sound(path, found[name])
+    if TOKENIZER not in found and (made := converted(checkpoint, found)):
+        found[TOKENIZER] = made
+    found = _with_processors_template(found)
+    found = found if is_whole else with_special_tokens(found, vocab_size)
+    return {name: text for name, text in found.items() if name in COPIED}
+
+
+def _require_sound(path: Path, content: bytes) -> None:
+    text = decode_utf8(content, path, _HINT)
+    if path.suffix == ".json":
+        parse_object(content, path, _HINT, lenient=True)
+    if path.name == TOKENIZER:
+        parse_tokenizer(text, path)
+
+
+def _with_processors_template(texts: dict[str, bytes]) -> dict[str, bytes]:
+    """The chat template of a processor of images, if the tokenizer has none."""
+    config = json.loads(texts.get(TOKENIZER_CONFIG, b"{}"))
+    is_known = CHAT_TEMPLATE in texts or template_files.named_template(config) is not None
+    if is_known or PROCESSORS_TEMPLATE not in texts:
+        return texts
+    source = template_files.named_template(json.loads(texts[PROCESSORS_TEMPLATE]))
+    return texts if source is None else texts | {CHAT_TEMPLATE: source.encode()}
 
 
 def template_tail(texts: Texts, source: Path | None = None) -> int:
@@ -75,7 +129,7 @@ def _words_of(name: str, source: Path | None) -> Iterator[None]:
 def _rendered(source: str, special: Mapping[str, str]) -> str:
     """A user's message and the beginning of an answer; nothing if the template refuses that.
 
-    Raises UserError for a text that is no template.
+    Raises UserError for a text that is not a template.
     """
     from snapexport.runtime.chat.chat_template import ChatTemplate
     from snapexport.runtime.chat.template_process import TemplateProcesses
