@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.engine.rows import Row
-from snapexport.runtime.requests.processors.processor import Answer, processed
-from snapexport.runtime.requests.processors.table import processors_of
+from snapexport.runtime.requests.processors import Answer, processed, processors_of
 from snapexport.runtime.requests.request import (
     FinishReason,
     OutputDelta,

@@ -10,7 +10,7 @@ import pytest
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, SamplingParams
 from snapexport.serving.failures import CANCELLED, STOPPING, Failure
-from snapexport.serving.warm_up import run_every_decode, warm_up
+from snapexport.serving.model import run_every_decode, warm_up
 from snapexport.serving.worker import ActiveRequest, Event, Worker
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 

@@ -6,14 +6,17 @@ Source of the format: OpenAI's guide "harmony response format".
 import re
 from collections.abc import Sequence
 
-from snapexport.runtime.chat.parsers.calls import OPENED, ArgumentsText, calls_of, loaded
 from snapexport.runtime.chat.parsers.parser import (
+    OPENED,
+    ArgumentsText,
     CallBegun,
     Content,
     Event,
     Reasoning,
     Tools,
+    calls_of,
     joined,
+    loaded,
     longest_beginning,
 )
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from snapexport.errors import UserError
-from snapexport.runtime.requests.grammars.subschemas import mapped
+from snapexport.runtime.requests.grammars.schemas import mapped
 
 _LENGTHS = "minLength", "maxLength"
 

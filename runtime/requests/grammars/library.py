@@ -1,7 +1,14 @@
-"""Calls llguidance: tokenizers, grammars and their limits. Imported where one is compiled."""
+"""Calls llguidance: tokenizers, grammars and their limits. Imported where one is compiled.
+
+    python -m snapexport.runtime.requests.grammars.library
+
+compiles grammars as a process of its own, for `compiler`: a small one may take all time and all
+memory. The first message is a vocabulary, and each further one a form to compile.
+"""
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +17,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError, first_line
+from snapexport.runtime.confined import OPENING_CPU_SECONDS, serve
 from snapexport.runtime.requests.grammars.acceptable import acceptable
-from snapexport.runtime.requests.grammars.closed_objects import closed
+from snapexport.runtime.requests.grammars.schemas import closed
 from snapexport.runtime.requests.structured_outputs import Kind
 
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
@@ -138,3 +146,37 @@ def refused(why: str) -> UserError:
     if schema := _SCHEMA.search(why):
         reason = f"{schema[1]}: {reason.rpartition('JSON schema: ')[2]}"
     return UserError(f"structured_outputs can't be compiled: {' '.join(reason.split())}", _HINT)
+
+
+class _Trial:
+    """Opens the vocabulary of the first message, and compiles the form of each further one."""
+
+    _tokenizer: Any = None
+    _end = 0
+
+    def answer(self, given: bytes) -> Mapping[str, Any]:
+        """The reply to a message."""
+        try:
+            if self._tokenizer is None:
+                vocabulary = Vocabulary(**json.loads(given))
+                self._tokenizer, self._end = vocabulary.open(), vocabulary.end
+                return {}
+            kind, text, lenient, within = json.loads(given)
+            try:
+                grammar = self._tried(kind, text, lenient, True)
+            except UserError:  # joined objects may leave no answer once they are closed
+                grammar = self._tried(kind, text, lenient, False)
+            if within:  # text before the form puts it off, so that both are tried
+                matcher_of(self._tokenizer, embedded(within, grammar))
+            return {"grammar": grammar}
+        except UserError as error:
+            return {"message": error.message, "hint": error.hint}
+
+    def _tried(self, kind: Kind, text: str, lenient: bool, closes: bool) -> str:
+        grammar = grammar_of(kind, text, lenient, closes)
+        walk(matcher_of(self._tokenizer, grammar), self._end)
+        return grammar
+
+
+if __name__ == "__main__":
+    serve(_Trial().answer, OPENING_CPU_SECONDS)

@@ -10,6 +10,7 @@ from snapexport.runtime.chat.parsers.table import AUTO, REASONING_PARSERS, TOOL_
 from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.engine.openvino_options import Device, Precision
 from snapexport.runtime.requests.row_files import DEFAULT_BYTES
+from snapexport.serving.triton import interface
 
 MOST_PORT = 65535
 MOST_TEMPERATURE = 2
@@ -137,3 +138,18 @@ class ServeOptions(ModelOptions):
                     "give a scheme, a name and a port if there is one, such as "
                     "http://localhost:3000, or * for any",
                 )
+
+
+@dataclass(frozen=True)
+class RepositoryOptions(ModelOptions):
+    """A build, and the models that serve it. device None: gpu if the build has TensorRT engines."""
+
+    out: Path
+    device: interface.Device | None = None
+    copy: bool = False
+    overwrite: bool = False
+
+    @property
+    def unary_name(self) -> str:
+        """The name of the unary model."""
+        return self.model_name + interface.UNARY_SUFFIX

@@ -10,6 +10,9 @@ from functools import cached_property, lru_cache
 
 from tokenizers import Tokenizer, pre_tokenizers
 
+LEAST = -9999.0
+"""OpenAI's value for the log probability of a token that is impossible."""
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken
 
 from snapexport.errors import UserError
-from snapexport.runtime.chat.parsers.forced import MOST_CALLS, Wrap
+from snapexport.runtime.chat.parsers.answer_grammars import MOST_CALLS, Wrap
 from snapexport.runtime.chat.parsers.parser import CallArguments, CallBegun, CallEnded, joined
 from snapexport.runtime.chat.parsers.table import TOOL_FORMATS, OutputFormat, ToolFormat
 from snapexport.runtime.requests.grammars import library

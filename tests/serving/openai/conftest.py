@@ -14,9 +14,9 @@ import pytest
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.requests.llm import LLM
 from snapexport.serving.model import Model
-from snapexport.serving.openai.api_server import Api
-from snapexport.serving.openai.health import Health
-from snapexport.serving.openai.http_server import listening
+from snapexport.serving.openai.api import Api
+from snapexport.serving.openai.http.health import Health
+from snapexport.serving.openai.http.server import listening
 from tests.serving.openai.watched_llm import WatchedLLM, make_llm
 
 MAX_PENDING = 64

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from snapexport.serving.openai.access import Access, allowed_hosts, logged
-from snapexport.serving.openai.errors import ApiError, invalid
+from snapexport.serving.openai.http.access import Access, allowed_hosts, logged
+from snapexport.serving.openai.http.errors import ApiError, invalid
 from tests.serving.openai.conftest import Served
 
 KEY = "sk-of-the-test"

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapexport.serving.openai import body_reader
-from snapexport.serving.openai.body_reader import BodyReader, parse_bounded, require_modest
-from snapexport.serving.openai.errors import ApiError
-from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest
+from snapexport.serving.openai.bodies import parsing as body_reader
+from snapexport.serving.openai.bodies.chat import ChatRequest
+from snapexport.serving.openai.bodies.completions import CompletionRequest
+from snapexport.serving.openai.bodies.parsing import BodyReader, parse_bounded, require_modest
+from snapexport.serving.openai.http.errors import ApiError
 from tests.serving.openai.conftest import Served
 from tests.serving.openai.test_refusals import refused
 

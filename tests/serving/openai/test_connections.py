@@ -11,8 +11,7 @@ import openai
 import pytest
 
 from snapexport.serving.model import Model
-from snapexport.serving.openai.http_server import drain
-from snapexport.serving.openai.signals import SIGNALS, Signals
+from snapexport.serving.openai.http.server import SIGNALS, Signals, drain
 from snapexport.serving.streams import Streams
 from tests.serving.openai.conftest import Served, soon, started
 from tests.serving.openai.test_health import health
@@ -63,7 +62,7 @@ def test_request_seconds_bound_an_answer(
 def test_request_whose_body_does_not_arrive_gets_408(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snapexport.serving.openai.body_reader.BODY_SECONDS", 0.1)
+    monkeypatch.setattr("snapexport.serving.openai.bodies.parsing.BODY_SECONDS", 0.1)
     connection = HTTPConnection(served.url.removeprefix("http://"), timeout=5)
     connection.putrequest("POST", "/v1/completions")
     connection.putheader("Content-Type", "application/json")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from snapexport.serving.openai import connections
-from snapexport.serving.openai.http_server import listening
+from snapexport.serving.openai.http import connections
+from snapexport.serving.openai.http.server import listening
 from tests.serving.openai.conftest import Served
 
 pytestmark = [
@@ -126,7 +126,7 @@ async def test_rest_of_a_body_that_was_refused_has_to_hurry(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
-    monkeypatch.setattr("snapexport.serving.openai.body_reader.MOST_BYTES", 10)
+    monkeypatch.setattr("snapexport.serving.openai.bodies.parsing.MOST_BYTES", 10)
     async with server(served) as connect:
         reader, writer = await connect()
         writer.write(POST.replace(b": 100", b": 1000000") + b"a" * 20)

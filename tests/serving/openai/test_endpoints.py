@@ -9,11 +9,11 @@ from urllib.request import Request, urlopen
 
 from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.model import Model
-from snapexport.serving.openai.api_server import ENDPOINTS, Api, Endpoint
-from snapexport.serving.openai.http_server import listening
-from snapexport.serving.openai.preprocess import Prepared, completion
-from snapexport.serving.openai.protocol import CompletionRequest
-from snapexport.serving.openai.responses import CompletionWriter
+from snapexport.serving.openai.api import ENDPOINTS, Api, Endpoint
+from snapexport.serving.openai.bodies.completions import CompletionRequest
+from snapexport.serving.openai.http.server import listening
+from snapexport.serving.openai.requests import Prepared, completion
+from snapexport.serving.openai.writers.choices import CompletionWriter
 from tests.serving.openai.conftest import Served
 
 

@@ -6,7 +6,7 @@ from http.client import HTTPConnection, HTTPResponse
 import openai
 import pytest
 
-from snapexport.serving.openai import streaming
+from snapexport.serving.openai.writers import stream as streaming
 from tests.serving.openai.conftest import Served, soon
 
 BODY = {"model": "model", "prompt": "a" * 90, "max_tokens": 3, "stream": True, "temperature": 0}

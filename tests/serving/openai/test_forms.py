@@ -13,6 +13,7 @@ from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from tests.serving.openai.conftest import Served
+from tests.serving.openai.scripted import use_format
 
 CHAT: Any = [{"role": "user", "content": "Hello"}]
 OPTIONS: dict[str, Any] = {"model": "model", "messages": CHAT, "seed": 3}
@@ -21,7 +22,7 @@ HOSTILE = {"type": "integer", "multipleOf": 99999999}
 
 @pytest.fixture(autouse=True)
 def no_reasoning(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.model, "output_format", OutputFormat())
+    use_format(monkeypatch, served.model, OutputFormat())
 
 
 class Person(BaseModel):

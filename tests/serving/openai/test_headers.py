@@ -10,9 +10,9 @@ import openai
 import pytest
 
 from snapexport.serving.failures import Failure
-from snapexport.serving.openai.access import Access
-from snapexport.serving.openai.api_server import Api
-from snapexport.serving.openai.http_server import listening
+from snapexport.serving.openai.api import Api
+from snapexport.serving.openai.http.access import Access
+from snapexport.serving.openai.http.server import listening
 from tests.serving.openai.conftest import Served
 
 ORIGIN = "http://localhost:3000"

@@ -7,8 +7,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from snapexport.serving.openai.access import Access
-from snapexport.serving.openai.messages_body import MessagesRequest
+from snapexport.serving.openai.bodies.messages import MessagesRequest
+from snapexport.serving.openai.http.access import Access
 from tests.runtime.tokenizers_for_tests import byte_level
 from tests.serving.openai.conftest import Served
 from tests.serving.openai.scripted import CALLS, JSON, SHORT, script, use_template

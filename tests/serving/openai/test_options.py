@@ -9,13 +9,13 @@ import pytest
 
 from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import open_template
-from snapexport.serving.addresses import Addresses, url_of
 from snapexport.serving.model import Model, require_tokenizer
-from snapexport.serving.openai.errors import ApiError
-from snapexport.serving.openai.http_server import bound
-from snapexport.serving.openai.preprocess import completion
-from snapexport.serving.openai.protocol import CompletionRequest
+from snapexport.serving.openai.bodies.completions import CompletionRequest
+from snapexport.serving.openai.http.errors import ApiError
+from snapexport.serving.openai.http.server import bound
+from snapexport.serving.openai.requests import completion
 from snapexport.serving.options import ModelOptions, ServeOptions
+from snapexport.serving.process import Addresses, url_of
 from tests.serving.openai.watched_llm import SLOTS, make_llm
 
 

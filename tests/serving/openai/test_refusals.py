@@ -191,7 +191,7 @@ def test_a_refusal_of_the_template_names_messages(
     served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "{{ raise_exception('no ' + messages[0].role + ' here') }}"
-    chats = ChatPrompts(byte_level(), ChatTemplate(source, {}), frozenset())
+    chats = ChatPrompts(byte_level(), ChatTemplate(source, {}))
     monkeypatch.setattr(served.model, "chat", chats)
     with pytest.raises(openai.BadRequestError, match="no user here") as refused:
         chat(client)
@@ -250,7 +250,7 @@ def test_unknown_route_and_method_have_openais_error_form(served: Served) -> Non
 
 
 def test_a_body_over_the_limit_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapexport.serving.openai.body_reader.MOST_BYTES", 1000)
+    monkeypatch.setattr("snapexport.serving.openai.bodies.parsing.MOST_BYTES", 1000)
     body = json.dumps({"model": "model", "prompt": "a" * 1000}).encode()
     assert "longer than 1000" in refused(f"{served.url}/v1/completions", body, 413)["message"]
 

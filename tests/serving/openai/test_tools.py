@@ -15,6 +15,7 @@ from tests.serving.openai.scripted import (
     TOOL,
     TOOL_TEMPLATE,
     script,
+    use_format,
     use_template,
 )
 
@@ -219,7 +220,7 @@ def test_a_template_of_unknown_calls_refuses_tools_but_with_parser_none(
     script(monkeypatch, CALLS)
     with pytest.raises(openai.BadRequestError, match="--tool-parser NAME"):
         client.chat.completions.create(**OPTIONS)
-    monkeypatch.setattr(served.model, "output_format", OutputFormat.of(source, "none", "none"))
+    use_format(monkeypatch, served.model, OutputFormat.of(source, "none", "none"))
     assert client.chat.completions.create(**OPTIONS).choices[0].message.content == CALLS
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from snapexport.serving.triton.options import RepositoryOptions
+from snapexport.serving.options import RepositoryOptions
 from snapexport.serving.triton.repository import write_repository
 from tests.serving.triton.client import IDLE, Client, HttpError, Stream
 from tests.serving.triton.server import Server

@@ -9,8 +9,7 @@ from contextlib import suppress
 
 from snapexport.runtime.engine.rows import Row, device_of
 from snapexport.runtime.requests.request import OutputDelta
-from snapexport.serving.dynamo.leases import END, HOLD, Leases, parse
-from snapexport.serving.dynamo.message import HandOver, Logprob, Span
+from snapexport.serving.dynamo.handover import END, HOLD, HandOver, Leases, Logprob, Span, parse
 from snapexport.serving.dynamo.transport import FetchError, Spans, Transport
 from snapexport.serving.model import Model
 from snapexport.serving.streams import Stream

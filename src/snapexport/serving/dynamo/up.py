@@ -19,10 +19,8 @@ from pathlib import Path
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.serving.addresses import Addresses
-from snapexport.serving.dynamo.installation import require_installed
-from snapexport.serving.dynamo.options import ClusterOptions
-from snapexport.serving.process import answers, free_port, leash
+from snapexport.serving.dynamo.options import ClusterOptions, require_installed
+from snapexport.serving.process import Addresses, answers, free_port, leash
 
 HOST = "127.0.0.1"
 READY_SECONDS = 300.0

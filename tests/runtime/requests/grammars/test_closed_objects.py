@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from snapexport.runtime.requests.grammars import library
-from snapexport.runtime.requests.grammars.closed_objects import closed
-from snapexport.runtime.requests.grammars.grammars import Grammars
+from snapexport.runtime.requests.grammars.compiler import Grammars
+from snapexport.runtime.requests.grammars.schemas import closed
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from tests.runtime.tokenizers_for_tests import byte_level
 

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.runtime.requests.grammars.digits import MOST, Digits, Run
-from snapexport.runtime.requests.grammars.grammar import Place
-from snapexport.runtime.requests.grammars.grammars import Grammars
+from snapexport.runtime.requests.grammars.compiler import Grammars
+from snapexport.runtime.requests.grammars.grammar import MOST, Digits, Place, Run
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from tests.runtime.tokenizers_for_tests import byte_fallback, byte_level
 

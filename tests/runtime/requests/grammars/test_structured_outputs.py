@@ -16,8 +16,8 @@ from snapexport.runtime.confined import Pool
 from snapexport.runtime.requests import grammars
 from snapexport.runtime.requests.drafters.payoff import Payoff
 from snapexport.runtime.requests.grammars import library
+from snapexport.runtime.requests.grammars.compiler import Grammars
 from snapexport.runtime.requests.grammars.grammar import GrammarError
-from snapexport.runtime.requests.grammars.grammars import Grammars
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import Completion, SamplingParams
 from snapexport.runtime.requests.structured_outputs import MOST_CHARACTERS, StructuredOutputs

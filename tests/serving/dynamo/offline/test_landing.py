@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from snapexport.serving.dynamo.landing import Landing, LandingRows
+from snapexport.serving.dynamo.handover import Landing, LandingRows
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ import pytest
 from snapexport.runtime.requests.request import OutputDelta, Request, SamplingParams
 from snapexport.serving.failures import Failure, GenerationError
 from snapexport.serving.streams import Stream
-from snapexport.serving.triton.backend.inputs import Inputs
 from snapexport.serving.triton.backend.sender import Sender
+from snapexport.serving.triton.backend.tensors import Inputs
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from snapexport.serving.failures import CANCELLED, FailureCode, GenerationError
 from snapexport.serving.streams import Stream, Streams, joined
 from snapexport.serving.token_text import TokenText
-from snapexport.serving.triton.backend.inputs import Inputs
-from snapexport.serving.triton.backend.outputs import tensors
+from snapexport.serving.triton.backend.tensors import Inputs, tensors
 from snapexport.serving.triton.interface import Code
 
 RUNNING_SECONDS = 0.01
