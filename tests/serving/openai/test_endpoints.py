@@ -15,6 +15,7 @@ from snapexport.serving.openai.http.server import listening
 from snapexport.serving.openai.requests import Prepared, completion
 from snapexport.serving.openai.writers.choices import CompletionWriter
 from tests.serving.openai.conftest import Served
+from tests.serving.process import SECONDS
 
 
 class Loud(CompletionRequest):
@@ -48,7 +49,7 @@ async def ask(api: Api, path: str, **body: Any) -> Any:
 
 def _answer(request: Request) -> Any:
     try:
-        with urlopen(request, timeout=5) as answer:
+        with urlopen(request, timeout=SECONDS) as answer:
             return json.load(answer)
     except HTTPError as error:
         return json.load(error)

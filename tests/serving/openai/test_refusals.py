@@ -15,6 +15,7 @@ from snapexport.runtime.requests import prompts
 from snapexport.serving.failures import Failure, FailureCode
 from tests.runtime.tokenizers_for_tests import byte_level
 from tests.serving.openai.conftest import Served
+from tests.serving.process import SECONDS
 
 CHAT: Any = [{"role": "user", "content": "Hello"}]
 
@@ -261,7 +262,7 @@ def refused(
     """The error object of an answer."""
     sent = {"Content-Type": "application/json"} | (headers or {})
     with pytest.raises(HTTPError) as error:
-        urlopen(Request(url, body, sent), timeout=5)
+        urlopen(Request(url, body, sent), timeout=SECONDS)
     assert error.value.code == status
     error_object: dict[str, Any] = json.loads(error.value.read())["error"]
     assert error_object.keys() == {"message", "type", "param", "code"}
