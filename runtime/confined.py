@@ -112,12 +112,12 @@ class Confined:
             if self._connection.poll(seconds):
                 reply = json.loads(self._connection.recv_bytes())
         if reply is None:
-            raise self._ended(seconds)
+            raise self._no_answer(seconds)
         if "message" in reply:
             raise UserError(reply["message"], reply["hint"])
         return reply
 
-    def _ended(self, seconds: float) -> UserError:
+    def _no_answer(self, seconds: float) -> UserError:
         """The error of a worker that gave no answer. It is killed if it still runs."""
         assert self._child is not None
         with suppress(subprocess.TimeoutExpired):

@@ -47,7 +47,7 @@ class Dict:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        """As Python's."""
+        """Do as Python's does."""
         return dict.fromkeys(*args, **kwargs)
 
 
@@ -148,7 +148,7 @@ class ChatTemplate:
         return _open(text, messages[-1].get("content") or "")
 
     def require_sound(self) -> None:
-        """Raise UserError for a text that is no template."""
+        """Raise UserError for a text that is not a template."""
         try:
             _ = self._template, self.options
             return

@@ -72,7 +72,7 @@ class _Renderer:
         """The reply to a message."""
         try:
             if self._template is not None:
-                return {"text": _rendered(self._template, *json.loads(given))}
+                return {"text": _render(self._template, *json.loads(given))}
             template = ChatTemplate(**json.loads(given))
             template.require_sound()
         except UserError as error:
@@ -84,7 +84,7 @@ class _Renderer:
         return {"options": sorted(template.options), "reads_tools": template.reads_tools}
 
 
-def _rendered(template: ChatTemplate, *given: Any) -> str:
+def _render(template: ChatTemplate, *given: Any) -> str:
     text = template.render(*given)
     if len(text) > MOST_CHARACTERS:
         raise UserError(

@@ -16,7 +16,7 @@ from snapexport.runtime.requests.structured_outputs import Grammar
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a processor is made for: a request, and the tokens that end its answer."""
+    """The facts that a processor is made for: a request, and the tokens that end its answer."""
 
     request: Request
     params: SamplingParams
@@ -24,7 +24,9 @@ class Answer:
 
 
 class LogitProcessor:
-    """Of one request. Log probabilities are of the model's own logits, which it doesn't change.
+    """Changes the logits of one request.
+
+    Log probabilities are of the model's own logits, which it doesn't change.
 
     A draft's tokens are taken one by one, so that it sees each before the next logits.
     """
@@ -42,7 +44,7 @@ class LogitProcessor:
         return False
 
 
-def processed(prediction: Prediction, processors: Sequence[LogitProcessor]) -> Prediction:
+def process_logits(prediction: Prediction, processors: Sequence[LogitProcessor]) -> Prediction:
     """The prediction as the processors change it. Without any it is the same, and costs nothing."""
     if not processors:
         return prediction
@@ -86,7 +88,7 @@ class Bias(LogitProcessor):
 
     @classmethod
     def of(cls, answer: Answer) -> "Bias | None":
-        """None where there is no bias."""
+        """None without a bias."""
         return cls(answer.params.logit_bias) if answer.params.logit_bias else None
 
     def apply(self, logits: Logits) -> None:
@@ -94,7 +96,7 @@ class Bias(LogitProcessor):
 
 
 class Penalties(LogitProcessor):
-    """Repetition counts the prompt and the answer; frequency and presence the answer alone."""
+    """Repetition counts the prompt and the answer; frequency and presence only the answer."""
 
     def __init__(self, params: SamplingParams, prompt: Iterable[int]) -> None:
         self._repetition = np.float32(params.repetition_penalty)
@@ -196,5 +198,5 @@ PROCESSORS: tuple[Callable[[Answer], LogitProcessor | None], ...] = (
 
 
 def processors_of(answer: Answer) -> tuple[LogitProcessor, ...]:
-    """Those that a request needs: none by default."""
+    """The processors that a request needs: none by default."""
     return tuple(made for make in PROCESSORS if (made := make(answer)))

@@ -13,7 +13,7 @@ from snapexport.errors import UserError
 from snapexport.runtime.chat.parsers.parser import Tools
 from snapexport.runtime.chat.parsers.thinking import ThinkSyntax
 from snapexport.runtime.requests.grammars.acceptable import acceptable
-from snapexport.runtime.requests.grammars.schemas import closed
+from snapexport.runtime.requests.grammars.schemas import close_objects
 
 NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
@@ -30,7 +30,7 @@ MOST_CALLS = 16
 
 @dataclass(frozen=True)
 class Wrap:
-    """What a call has around its name and its arguments.
+    """The texts around a call's name and its arguments.
 
     separator: between calls; None: a family has no form for several. opens, closes: around all.
     """
@@ -53,26 +53,26 @@ def calls_grammar(
     """
     more = ""
     if several and wrap.separator is not None:
-        separator = written(wrap.separator, added)
+        separator = rule_of(wrap.separator, added)
         more = f"({separator} call){{0,{MOST_CALLS - 1}}}"
         if wrap.separator.isspace():  # after which a model may see that it has no more to call
             more += f" {separator}?"
     rules = [
-        f"start: {written(wrap.opens, added)} call {more} {written(wrap.closes, added)}",
+        f"start: {rule_of(wrap.opens, added)} call {more} {rule_of(wrap.closes, added)}",
         f"call: {' | '.join(f'call{index}' for index in range(len(tools)))}",
     ]
     for index, (name, schema) in enumerate(tools.items()):
         options: dict[str, Any] = {"whitespace_pattern": _SPACES}
         if name not in strict:
             options |= {"lenient": True, "coerce_one_of": True}
-        whole = closed(_of_object(name, schema))
+        whole = close_objects(_of_object(name, schema))
         try:
             known = acceptable(whole, name not in strict)
         except UserError as error:
             raise UserError(f"{_of(name)}: {error.message}", error.hint) from None
         arguments = known | {"x-guidance": options}
-        before = written(f"{wrap.before}{name}{wrap.between}", added)
-        after = written(wrap.after, added)
+        before = rule_of(f"{wrap.before}{name}{wrap.between}", added)
+        after = rule_of(wrap.after, added)
         rules.append(f"call{index}: {before} arguments{index} {after}")
         rules.append(f"arguments{index}: %json {json.dumps(arguments)} // {_of(name)}")
     return "\n".join(rules)
@@ -93,7 +93,7 @@ def _of(name: str) -> str:
 
 def free_calls(starts: Sequence[str], added: Mapping[str, int]) -> str:
     """The grammar of anything that begins with one of these texts, of formats without a `Wrap`."""
-    begins = " | ".join(written(start, added) for start in starts)
+    begins = " | ".join(rule_of(start, added) for start in starts)
     tokens = f"(REST? <[{ranges(added.values())}]>)* " if added else ""
     return f"start: ({begins}) {tokens}REST?\nREST: /(?s:.+)/"
 
@@ -118,7 +118,7 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in found)
 
 
-def written(text: str, added: Mapping[str, int]) -> str:
+def rule_of(text: str, added: Mapping[str, int]) -> str:
     """The text as a rule, added tokens by their numbers."""
     inside = sorted((token for token in added if token in text), key=len, reverse=True)
     parts = re.split(f"({'|'.join(map(re.escape, inside))})", text) if inside else [text]
@@ -135,11 +135,11 @@ def reasoning_first(syntax: ThinkSyntax, is_open: bool, added: Mapping[str, int]
     is_open: the prompt has opened the reasoning; otherwise an answer may also begin with its form.
     added: the tokenizer's added tokens by their texts. The end of reasoning may be one, or spelled.
     """
-    begins = "" if is_open else f"@form | {written(syntax.opens, added)} "
+    begins = "" if is_open else f"@form | {rule_of(syntax.opens, added)} "
     closing = {number for text, number in added.items() if text in syntax.closes}
     others = set(added.values()) - closing
     tokens = f"(TEXT? <[{ranges(others)}]>)* " if others else ""
-    ends = f"(spelled | TEXT? {written(syntax.closes, added)})" if closing else "spelled"
+    ends = f"(spelled | TEXT? {rule_of(syntax.closes, added)})" if closing else "spelled"
     closes = re.escape(syntax.closes).replace("/", r"\/")
     return rf"""start: {begins}think GAP? @form
 think: {tokens}{ends}

@@ -16,7 +16,7 @@ from snapexport.runtime.chat.parsers.parser import (
     CallEvent,
     Tools,
     calls_of,
-    loaded,
+    load_json,
 )
 from snapexport.runtime.chat.parsers.tool_parser import Found, Reader, ToolSyntax
 
@@ -57,7 +57,7 @@ class JsonEnd:
 
 
 MOST_HEADER = 256
-"""Characters between the beginning of a call and its JSON; what is longer is no call."""
+"""Characters between the beginning of a call and its JSON; what is longer is not a call."""
 _NAMED = re.compile(
     r'(?P<list>\[\s*)?\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,'
     rf'\s*"(?:arguments|parameters)"\s*:\s*(?={OPENED})'
@@ -75,7 +75,7 @@ class JsonReader:
 
     def __init__(self, header: re.Pattern[str], tools: Tools, knows_all: bool = False) -> None:
         """header: matches up to the JSON, and may have a group `name`. knows_all: what names
-        another tool than these is no call.
+        another tool than these is not a call.
         """
         self._header, self._tools, self._knows_all = header, tools, knows_all
         self._stage: Callable[[str], Found | None] = self._read_header
@@ -83,14 +83,14 @@ class JsonReader:
         self._in_list = False
         self._start, self._json, self._arguments = 0, JsonEnd(0), ArgumentsText()
         self._ended: list[CallEvent] = []
-        """Told once it is known where the object of the last arguments ends."""
+        """Passed on once it is known where the object of the last arguments ends."""
 
     def read(self, text: str) -> Found | None:
-        """What the next stretch tells."""
+        """The events of the next stretch."""
         return self._stage(text)
 
     def finish(self, text: str) -> Sequence[CallEvent]:
-        """Of a call that has begun, the rest; none of what is told at its end."""
+        """The rest of a call that has begun; nothing of one that is passed on at its end."""
         if self._stage == self._read_arguments:
             return self._arguments.add(text)
         return self._ended if self._stage == self._read_rest else ()
@@ -109,7 +109,7 @@ class JsonReader:
         self._stage = self._read_call
 
     def _read_call(self, text: str) -> Found | None:
-        """Read up to the arguments, if they can be told as they come, and else to the end."""
+        """Read up to the arguments, if they can be passed on as they come, and else to the end."""
         beginning = text[self._start : self._start + MOST_HEADER]
         match = (_ARGUMENTS if self._name else _NAMED).match(beginning)
         name = self._name or (match["name"] if match else "")
@@ -121,7 +121,7 @@ class JsonReader:
         end = self._json.find(text)
         if end is None:
             return None
-        return self._told(text, end, self._calls(text[self._start : end]))
+        return self._pass_on(text, end, self._calls(text[self._start : end]))
 
     def _read_arguments(self, text: str) -> Found | None:
         end = self._json.find(text)
@@ -129,7 +129,7 @@ class JsonReader:
         pieces = self._arguments.add(text[:length])
         if end is None:
             return Found(length, pieces, goes_on=True) if pieces else None
-        self._ended = [self._arguments.ended()]
+        self._ended = [self._arguments.end()]
         if self._name:
             return Found(end, [*pieces, *self._ended])
         self._json, self._stage = JsonEnd(0, depth=1), self._read_rest
@@ -142,9 +142,9 @@ class JsonReader:
         if not _REST.match(text):
             return Found(0, self._ended)
         end = self._json.find(text)
-        return None if end is None else self._told(text, end, self._ended)
+        return None if end is None else self._pass_on(text, end, self._ended)
 
-    def _told(self, text: str, end: int, calls: Sequence[CallEvent]) -> Found | None:
+    def _pass_on(self, text: str, end: int, calls: Sequence[CallEvent]) -> Found | None:
         """Calls that end there, with what leads to the next one of a list."""
         if self._in_list and _UNSURE.fullmatch(text, end):
             return None
@@ -156,7 +156,7 @@ class JsonReader:
         return Found(match.end(), calls, goes_on=has_next)
 
     def _calls(self, text: str) -> Sequence[Call]:
-        calls = calls_of(loaded(text), self._name)
+        calls = calls_of(load_json(text), self._name)
         if self._knows_all and any(call.name not in self._tools for call in calls):
             return ()
         return calls

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from snapexport.runtime.chat.parsers.parser import Call, Tools, call_of, loaded
+from snapexport.runtime.chat.parsers.parser import Call, Tools, call_of, load_json
 from snapexport.runtime.chat.parsers.tool_parser import Found, Reader, ToolSyntax
 
 _HEAD = re.compile(r"\s*call:\s*([\w.-]{1,256})\s*(?=\{)")
@@ -66,7 +66,7 @@ class _Values:
             self._depth -= 1
             return inside
         if sign:
-            raise ValueError(f"{sign} is no value")
+            raise ValueError(f"{sign} is not a value")
         return quoted if plain is None else _plain(plain.strip())
 
     def _object(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class _Values:
 
 
 def _plain(text: str) -> Any:
-    value = loaded(text)
+    value = load_json(text)
     return text if value is None and text != "null" else value
 
 

@@ -114,7 +114,7 @@ def longest_beginning(text: str, of: Iterable[str]) -> int:
     return most
 
 
-def joined(events: Iterable[Event]) -> list[Event]:
+def join_texts(events: Iterable[Event]) -> list[Event]:
     """The events, with neighbouring texts of one kind as one."""
     whole: list[Event] = []
     for event in events:
@@ -142,7 +142,7 @@ def calls_of(value: Any, name: str | None = None) -> tuple[Call, ...]:
     if name is not None:
         calls = [call_of(name, value)]
     else:
-        calls = [_named(one) for one in (value if isinstance(value, list) else [value])]
+        calls = [_named_call(one) for one in (value if isinstance(value, list) else [value])]
     known = tuple(call for call in calls if call)
     return known if len(known) == len(calls) else ()
 
@@ -150,14 +150,14 @@ def calls_of(value: Any, name: str | None = None) -> tuple[Call, ...]:
 def call_of(name: Any, arguments: Any) -> Call | None:
     """The call; None without a name, or with arguments that are no object."""
     if isinstance(arguments, str):  # JSON within JSON
-        arguments = loaded(arguments)
+        arguments = load_json(arguments)
     is_named = isinstance(name, str) and name and _is_unicode(name)
     if not is_named or not isinstance(arguments, dict):
         return None
-    return Call(name, dumped(arguments))
+    return Call(name, dump_json(arguments))
 
 
-def _named(value: Any) -> Call | None:
+def _named_call(value: Any) -> Call | None:
     """The call of {"name": ..., "arguments": ...}."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
@@ -178,12 +178,12 @@ class ArgumentsText:
         self._pieces.append(text)
         return [CallArguments(text)] if text else []
 
-    def ended(self) -> CallEnded:
+    def end(self) -> CallEnded:
         """The event of the end."""
-        return CallEnded(isinstance(loaded("".join(self._pieces)), dict))
+        return CallEnded(isinstance(load_json("".join(self._pieces)), dict))
 
 
-def loaded(text: str) -> Any:
+def load_json(text: str) -> Any:
     """The value of a JSON text; None if it is none, or has a number that no double can be."""
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite)
@@ -191,7 +191,7 @@ def loaded(text: str) -> Any:
         return None
 
 
-def dumped(value: Any) -> str:
+def dump_json(value: Any) -> str:
     """The JSON text of a value. Raises ValueError for a number that JSON doesn't have."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if _is_unicode(text) else json.dumps(value)

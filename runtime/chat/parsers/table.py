@@ -134,8 +134,8 @@ class OutputFormat:
     @classmethod
     def of(cls, template: str, tools: str = AUTO, reasoning: str = AUTO) -> "OutputFormat":
         """The formats by name, or by the template's text. Raises UserError for another name."""
-        calls = _chosen("--tool-parser", tools, TOOL_FORMATS, template)
-        thinks = _chosen("--reasoning-parser", reasoning, REASONING_FORMATS, template)
+        calls = _row_of("--tool-parser", tools, TOOL_FORMATS, template)
+        thinks = _row_of("--reasoning-parser", reasoning, REASONING_FORMATS, template)
         return cls(calls, thinks, tools == AUTO and calls is None)
 
     def needs(self, special: Iterable[str], with_tools: bool) -> bool:
@@ -156,7 +156,7 @@ class OutputFormat:
     ) -> str:
         """The grammar around a form that lets an answer be calls instead, by `form_or`.
 
-        It is `outer` itself where a call's beginning can't be told from a form's: in bare JSON.
+        It is `outer` itself where a call may begin as a form does: in bare JSON.
         """
         row = self.tools
         if row is None or not (row.wrap or row.starts):
@@ -217,7 +217,7 @@ class Reading:
 Row = TypeVar("Row", ToolFormat, ReasoningFormat)
 
 
-def _chosen(flag: str, name: str, rows: Iterable[Row], template: str) -> Row | None:
+def _row_of(flag: str, name: str, rows: Iterable[Row], template: str) -> Row | None:
     if name == NONE:
         return None
     known: dict[str, Row] = {row.name: row for row in rows}

@@ -31,7 +31,7 @@ class _Opened:
 
 
 class Grammars:
-    """Of one tokenizer. Nothing is loaded before `open`, or before the first one is compiled."""
+    """Compiles for one tokenizer. Nothing is loaded before `open`, or the first `compile`."""
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
@@ -46,25 +46,25 @@ class Grammars:
             if found := self._kept.get(outputs):
                 self._kept.move_to_end(outputs)
                 return found
-        grammar = self._compiled(outputs, opened)
+        grammar = self._compile_new(outputs, opened)
         with self._lock:
             self._kept[outputs] = grammar
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
         return grammar
 
-    def _compiled(self, outputs: StructuredOutputs, opened: _Opened) -> Grammar:
+    def _compile_new(self, outputs: StructuredOutputs, opened: _Opened) -> Grammar:
         from snapexport.runtime.requests.grammars import library
 
         reply = opened.trials.ask([*outputs.source, outputs.lenient, outputs.within])
         text = reply["grammar"]
         if outputs.within:
-            text = library.embedded(outputs.within, text)
+            text = library.embed(outputs.within, text)
         matcher = library.matcher_of(opened.tokenizer, text)
         digits = opened.digits if outputs.has_json else None
         grammar = Grammar(matcher, self._vocab_size, opened.end, digits)
         if grammar.begin().must_end:
-            raise library.refused("no text has this form")
+            raise library.refusal("no text has this form")
         return grammar
 
     def open(self) -> _Opened:

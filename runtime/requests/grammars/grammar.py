@@ -25,7 +25,7 @@ Mask = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Digits:
-    """What a vocabulary's tokens have of digits.
+    """The digits of a vocabulary's tokens.
 
     first, last: [V], how many at a token's beginning and end; other: [V], whether it has more than
     digits. widest: the most of `first`. singles: the tokens of one digit and nothing else.
@@ -41,19 +41,19 @@ class Digits:
 
     @classmethod
     def of(cls, texts: Sequence[bytes]) -> "Digits":
-        """Of a vocabulary, by its tokens' bytes."""
+        """Count those of a vocabulary, by its tokens' bytes."""
         first = np.array([len(text) - len(text.lstrip(_DIGITS)) for text in texts], np.int64)
         last = np.array([len(text) - len(text.rstrip(_DIGITS)) for text in texts], np.int64)
         lengths = np.array([len(text) for text in texts], np.int64)
         singles = np.flatnonzero((first == 1) & (lengths == 1)).tolist()
-        quotes = _packed(np.array([text.startswith(b'"') for text in texts]))
+        quotes = _pack(np.array([text.startswith(b'"') for text in texts]))
         return cls(first, last, first < lengths, int(first.max(initial=0)), singles, quotes)
 
 
 class Run:
     """The digits at the end of an answer so far.
 
-    exits: tells of a token whether the answer could go on after it with other than digits, or end.
+    exits: says of a token whether the answer could go on after it with other than digits, or end.
     """
 
     def __init__(self, digits: Digits, exits: Callable[[int], bool]) -> None:
@@ -65,7 +65,7 @@ class Run:
         before = 0 if self._digits.other[token] else self._length
         self._length = before + int(self._digits.last[token])
 
-    def bounded(self, mask: Mask, may_end: bool) -> Mask:
+    def bound_mask(self, mask: Mask, may_end: bool) -> Mask:
         """The mask without further digits, where there were enough and something else may follow.
 
         If only digits may, as after 0.000 above an exclusive minimum of 0, those that lead out.
@@ -74,26 +74,26 @@ class Run:
         digits, room = self._digits, max(MOST - self._length, 0)
         if room >= digits.widest or _both(mask, digits.quotes).any():
             return mask
-        left = _both(mask, _packed(digits.first <= room))
+        left = _both(mask, _pack(digits.first <= room))
         if may_end or left.any():
             return left
         out = np.zeros_like(digits.other)
         out[[one for one in digits.singles if _has(mask, one) and self._exits(one)]] = True
-        chosen = _both(mask, _packed(out))
+        chosen = _both(mask, _pack(out))
         return chosen if chosen.any() else mask
 
 
 def has_other(digits: Digits, mask: Mask) -> bool:
     """Whether the mask has a token that does not begin with a digit."""
-    return bool(_both(mask, _packed(digits.first == 0)).any())
+    return bool(_both(mask, _pack(digits.first == 0)).any())
 
 
-def _packed(which: NDArray[np.bool_]) -> Mask:
+def _pack(which: NDArray[np.bool_]) -> Mask:
     return np.packbits(which, bitorder="little")
 
 
 def _both(mask: Mask, other: Mask) -> Mask:
-    """What both have, in the size of the first."""
+    """The bits that both have, in the size of the first."""
     common = min(len(mask), len(other))
     found = np.zeros_like(mask)
     found[:common] = mask[:common] & other[:common]
@@ -140,7 +140,7 @@ class Grammar:
 
 
 class Place:
-    """What may follow the tokens so far, leaving out the tokens that end an answer."""
+    """The place of an answer: what may follow its tokens so far, but for those that end it."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._matcher, self._vocab_size = grammar.matcher.deep_copy(), grammar.vocab_size
@@ -169,7 +169,7 @@ class Place:
         self._mask = self._next(self._matcher)
         if self._run:
             self._run.take(token)
-            self._mask = self._run.bounded(self._mask, self.may_end)
+            self._mask = self._run.bound_mask(self._mask, self.may_end)
 
     def _exits(self, token: int) -> bool:
         """Whether other than digits, or nothing, may follow this token."""

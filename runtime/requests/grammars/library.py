@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from snapexport.errors import UserError, first_line
 from snapexport.runtime.confined import OPENING_CPU_SECONDS, serve
 from snapexport.runtime.requests.grammars.acceptable import acceptable
-from snapexport.runtime.requests.grammars.schemas import closed
+from snapexport.runtime.requests.grammars.schemas import close_objects
 from snapexport.runtime.requests.structured_outputs import Kind
 
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
@@ -91,12 +91,12 @@ def grammar_of(kind: Kind, text: str, lenient: bool, closes: bool = True) -> str
         options: Any = {"whitespace_pattern": _WHITESPACE}
         options |= {"lenient": True, "coerce_one_of": True} if lenient else {}
         schema = json.loads(text)
-        source = json.dumps(acceptable(closed(schema) if closes else schema, lenient))
+        source = json.dumps(acceptable(close_objects(schema) if closes else schema, lenient))
         return llguidance.LLMatcher.grammar_from_json_schema(source, defaults=options)
     except UserError:
         raise
     except (ValueError, RecursionError) as error:
-        raise refused(str(error)) from None
+        raise refusal(str(error)) from None
 
 
 def _of_regex(text: str) -> str:
@@ -109,7 +109,7 @@ def _of_regex(text: str) -> str:
     return llguidance.LLMatcher.grammar_from_lark(f"start: /{lark}/")
 
 
-def embedded(outer: str, form: str) -> str:
+def embed(outer: str, form: str) -> str:
     """The form, as `grammar_of` returns it, where a Lark grammar says @form."""
     is_lark = not form.lstrip().startswith("{")
     first, *others = [{"lark_grammar": form}] if is_lark else json.loads(form)["grammars"]
@@ -121,7 +121,7 @@ def matcher_of(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LL
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
     matcher.compute_bitmask()
     if matcher.is_error():
-        raise refused(matcher.get_error())
+        raise refusal(matcher.get_error())
     return matcher
 
 
@@ -135,10 +135,10 @@ def walk(matcher: llguidance.LLMatcher, end: int) -> None:
             break
         matcher.consume_token(int(allowed[len(allowed) // 2]))
     if matcher.is_error():
-        raise refused(matcher.get_error())
+        raise refusal(matcher.get_error())
 
 
-def refused(why: str) -> UserError:
+def refusal(why: str) -> UserError:
     """The error of a grammar that llguidance doesn't take, without the grammar that it shows."""
     reason = _SHOWN.sub("", why)
     for own, plain in _WORDS.items():
@@ -163,16 +163,16 @@ class _Trial:
                 return {}
             kind, text, lenient, within = json.loads(given)
             try:
-                grammar = self._tried(kind, text, lenient, True)
+                grammar = self._try(kind, text, lenient, True)
             except UserError:  # joined objects may leave no answer once they are closed
-                grammar = self._tried(kind, text, lenient, False)
+                grammar = self._try(kind, text, lenient, False)
             if within:  # text before the form puts it off, so that both are tried
-                matcher_of(self._tokenizer, embedded(within, grammar))
+                matcher_of(self._tokenizer, embed(within, grammar))
             return {"grammar": grammar}
         except UserError as error:
             return {"message": error.message, "hint": error.hint}
 
-    def _tried(self, kind: Kind, text: str, lenient: bool, closes: bool) -> str:
+    def _try(self, kind: Kind, text: str, lenient: bool, closes: bool) -> str:
         grammar = grammar_of(kind, text, lenient, closes)
         walk(matcher_of(self._tokenizer, grammar), self._end)
         return grammar

@@ -24,16 +24,16 @@ JOINS = "allOf", *CHOICES
 _ONE_OR_SEVERAL = "items", "prefixItems", "additionalItems", "additionalProperties"
 
 
-def mapped(
-    schema: Mapping[str, Any], alone: Callable[[Any], Any], joined: Callable[[Any], Any]
+def map_subschemas(
+    schema: Mapping[str, Any], single: Callable[[Any], Any], joined: Callable[[Any], Any]
 ) -> dict[str, Any]:
     """The schema with others in place of those within. joined: of what it is joined of."""
 
     def part(key: str, value: Any) -> Any:
         if key in _OF_SCHEMAS and isinstance(value, Mapping):
-            return {name: alone(one) for name, one in value.items()}
+            return {name: single(one) for name, one in value.items()}
         if key in JOINS or key in _ONE_OR_SEVERAL:
-            each = joined if key in JOINS else alone
+            each = joined if key in JOINS else single
             return [each(one) for one in value] if isinstance(value, list) else each(value)
         return value
 
@@ -45,7 +45,7 @@ FAR: Final = object()
 
 
 def found_at(root: Any, pointer: Any) -> Any:
-    """What a reference such as #/$defs/a points to; FAR if it is not in there."""
+    """The target of a reference such as #/$defs/a points to; FAR if it is not in there."""
     if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
         return FAR
     place = root
@@ -71,7 +71,7 @@ class _OpenError(Exception):
     """An object means more than the properties that are named."""
 
 
-def closed(schema: Any) -> Any:
+def close_objects(schema: Any) -> Any:
     """The schema with closed objects, where that leaves any answer."""
     try:
         return _Closer(schema).root()
@@ -89,34 +89,34 @@ class _Closer:
         self._left = _MOST_NAMES
 
     def root(self) -> Any:
-        found = self._closed(self._root)
+        found = self._close(self._root)
         if not self._more:
             return found
         return found | {"$defs": {**found.get("$defs", {}), **self._more}}
 
-    def _closed(self, schema: Any) -> Any:
-        """A schema that stands alone."""
+    def _close(self, schema: Any) -> Any:
+        """Close a schema that no other is joined with."""
         if not isinstance(schema, Mapping):
             return schema
         if schema.get("unevaluatedProperties") is False:
             rest = {key: one for key, one in schema.items() if key != "unevaluatedProperties"}
-            found = self._closed(rest)  # which says the same, if all names are known
+            found = self._close(rest)  # which says the same, if all names are known
             return found if _is_closed(found) else {**found, "unevaluatedProperties": False}
         if _constraints(schema) > 1:
-            return self._joined(schema)
-        found = mapped(schema, self._closed, self._closed)
+            return self._close_joined(schema)
+        found = map_subschemas(schema, self._close, self._close)
         return self._with_names(found, schema) if "properties" in schema else found
 
     def _open(self, schema: Any) -> Any:
         """A schema that another is joined with."""
         if not isinstance(schema, Mapping):
             return schema
-        found = mapped(schema, self._closed, self._open)
+        found = map_subschemas(schema, self._close, self._open)
         if "$ref" in schema:
             found["$ref"] = self._copy(schema["$ref"])
         return found
 
-    def _joined(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _close_joined(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         """An object of several schemas: of choices, each is closed with the names of the rest."""
         found: dict[str, Any] = self._open(schema)
         choices = [key for key in CHOICES if isinstance(schema.get(key), list)]

@@ -62,7 +62,7 @@ class ModelOptions:
                 raise self.unusable(name, "a number above 0")
 
     def require_port(self, name: str = "port") -> None:
-        """Raise UserError for what is no port."""
+        """Raise UserError for a number that is not a port."""
         if not 0 <= getattr(self, name) <= MOST_PORT:
             raise self.unusable(name, f"a number from 0 (a free port) to {MOST_PORT}")
 
@@ -128,13 +128,13 @@ class ServeOptions(ModelOptions):
         for name in self.allowed_host:
             if not _HOST.fullmatch(name):
                 raise UserError(
-                    f"--allowed-host {name} is no host's name",
+                    f"--allowed-host {name} is not the name of a host",
                     "give a name or an address without scheme and port, or * for any",
                 )
         for origin in self.allowed_origin:
             if not _ORIGIN.fullmatch(origin):
                 raise UserError(
-                    f"--allowed-origin {origin} is no origin",
+                    f"--allowed-origin {origin} is not an origin",
                     "give a scheme, a name and a port if there is one, such as "
                     "http://localhost:3000, or * for any",
                 )

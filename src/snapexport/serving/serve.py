@@ -23,7 +23,7 @@ from snapexport.serving.model import Model, require_tokenizer, warm_up
 from snapexport.serving.openai.api import Api
 from snapexport.serving.openai.http.access import Access, allowed_hosts
 from snapexport.serving.openai.http.health import Health
-from snapexport.serving.openai.http.server import Signals, bound, drain, first_of, listening
+from snapexport.serving.openai.http.server import Signals, bind, drain, first_of, listening
 from snapexport.serving.options import ServeOptions
 from snapexport.serving.process import Addresses, url_of
 
@@ -40,7 +40,7 @@ class Defaults:
 
     @classmethod
     def of(cls, options: ServeOptions) -> "Defaults":
-        """Those of a build and its server. Raises UserError for a wrong generation_config.json."""
+        """Find those of a build and its server. Raises UserError for a wrong file."""
         found = {} if options.no_generation_config else served_sampling(options.build)
         own = {name: value for name in OWN if (value := getattr(options, name)) is not None}
         sources = dict.fromkeys(found, CONFIG) | {name: flag_of(name) for name in own}
@@ -67,7 +67,7 @@ class Report:
 
 def serve(options: ServeOptions, report: Report) -> None:
     """Serve until SIGINT or SIGTERM. Raises UserError."""
-    with bound(options.host, options.port) as listener:
+    with bind(options.host, options.port) as listener:
         defaults = Defaults.of(options)
         if defaults.values:
             report.note(f"requests that name none get {defaults}")

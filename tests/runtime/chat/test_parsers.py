@@ -15,7 +15,7 @@ from snapexport.runtime.chat.parsers.parser import (
     Content,
     Event,
     Reasoning,
-    joined,
+    join_texts,
 )
 from snapexport.runtime.chat.parsers.table import (
     HARMONY,
@@ -166,7 +166,7 @@ def told(
     events: list[Event] = []
     for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
         events += parser.push(text[start:end])
-    return joined([*events, *parser.finish()])
+    return join_texts([*events, *parser.finish()])
 
 
 def parsed(

@@ -14,7 +14,7 @@ from snapexport.errors import UserError
 from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.requests.drafters.payoff import Payoff
 from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.processors import Answer, processed, processors_of
+from snapexport.runtime.requests.processors import Answer, process_logits, processors_of
 from snapexport.runtime.requests.request import Completion, Request, SamplingParams
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 
@@ -32,7 +32,7 @@ def changed(
     for token in answer:
         for processor in processors:
             processor.took(token)
-    return processed(Prediction(lambda: logits), processors).logits
+    return process_logits(Prediction(lambda: logits), processors).logits
 
 
 def logits_of(seed: int) -> NDArray[np.float32]:
@@ -82,7 +82,7 @@ def test_a_request_without_options_has_no_processors() -> None:
     params = SamplingParams(temperature=1, top_p=0.5, min_p=0.1, logit_bias={}, seed=1)
     prediction = Prediction(lambda: logits_of(0))
     assert processors_of(Answer(Request((1,), params), params, frozenset([3]))) == ()
-    assert processed(prediction, ()) is prediction
+    assert process_logits(prediction, ()) is prediction
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def script(
                 ends: Any = reason if start == starts[-1] else None
                 yield index, OutputDelta(index, text[start : start + size], (7,), ends)
 
-    monkeypatch.setattr(api, "merged", merged)
+    monkeypatch.setattr(api, "merge", merged)
     return seen
 
 

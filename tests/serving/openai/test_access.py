@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from snapexport.serving.openai.http.access import Access, allowed_hosts, logged
+from snapexport.serving.openai.http.access import Access, allowed_hosts, log_requests
 from snapexport.serving.openai.http.errors import ApiError, invalid
 from tests.serving.openai.conftest import Served
 from tests.serving.process import SECONDS
@@ -150,7 +150,7 @@ def test_each_request_is_one_line_of_the_log(leaves: bool) -> None:
 
     scope = {"method": "POST", "path": '/a"\n\x1b[31m', "client": ("10.0.0.1", 5)}
     try:
-        asyncio.run(logged(app, lines.append)(scope, send, send))  # type: ignore[arg-type]
+        asyncio.run(log_requests(app, lines.append)(scope, send, send))  # type: ignore[arg-type]
     except ConnectionError:
         assert leaves
     (line,) = lines

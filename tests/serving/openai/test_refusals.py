@@ -93,7 +93,7 @@ def complete(client: openai.OpenAI, **options: Any) -> None:
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
             "messages.0.content",
-            "of type 'image_url' is not supported: the model reads text alone",
+            "of type 'image_url' is not supported: the model reads only text",
         ),
         ({"messages": [{"role": "user", "content": "a" * 300}]}, "messages", "is 200 tokens"),
         (

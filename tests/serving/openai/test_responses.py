@@ -199,7 +199,7 @@ def test_a_failure_amid_a_stream_is_its_last_event(
         yield 0, OutputDelta(0, "Hi", (7,))
         raise GenerationError(Failure("the backend failed", "internal"))
 
-    monkeypatch.setattr(api, "merged", failing)
+    monkeypatch.setattr(api, "merge", failing)
     *_, last = client.responses.create(stream=True, **OPTIONS)
     assert last.type == "response.failed" and last.response.error
     assert last.response.error.message == "the backend failed"

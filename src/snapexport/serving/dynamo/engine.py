@@ -39,7 +39,7 @@ from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.requests.request import Request
 from snapexport.serving.dynamo import frontend, handover
 from snapexport.serving.dynamo.decode import METRICS, Fetcher, Landed, Moved
-from snapexport.serving.dynamo.frontend import Chunk, chunk_of, ended
+from snapexport.serving.dynamo.frontend import Chunk, chunk_of, only_chunk
 from snapexport.serving.dynamo.options import WorkerOptions
 from snapexport.serving.dynamo.prefill import Lender
 from snapexport.serving.dynamo.transport import FetchError, Transport
@@ -131,7 +131,7 @@ class SnapexportEngine(LLMEngine):
         except GenerationError as error:
             if error.code != "cancelled":
                 raise _ERRORS.get(error.code, Unknown)(str(error)) from error
-            yield ended([], "cancelled", len(request["token_ids"]))
+            yield only_chunk([], "cancelled", len(request["token_ids"]))
 
     async def _chunks(self, given: dict[str, Any], context: Context) -> AsyncGenerator[Chunk, None]:
         request = await asyncio.to_thread(frontend.read, self._model, given)
@@ -190,7 +190,7 @@ class SnapexportEngine(LLMEngine):
         """Answer a probe of a worker that can't prefill: by its thread."""
         if not self._streams.worker.is_running:
             raise Unknown("the worker's thread has ended")
-        return ended([0], "length", len(request["token_ids"]))
+        return only_chunk([0], "length", len(request["token_ids"]))
 
     async def register_prometheus(self, metrics: Any) -> None:
         """Add the worker's metrics to those of Dynamo's runtime."""

@@ -94,7 +94,7 @@ def chunk_of(delta: OutputDelta, prompt_tokens: int, count: int, text_of: TokenT
     return chunk
 
 
-def ended(token_ids: list[int], finish_reason: str, prompt_tokens: int) -> Chunk:
+def only_chunk(token_ids: list[int], finish_reason: str, prompt_tokens: int) -> Chunk:
     """The only chunk of an answer."""
     ending = _ending(finish_reason, prompt_tokens, len(token_ids))
     return {"token_ids": token_ids, "index": 0, **ending}

@@ -68,7 +68,7 @@ class Logprob(BaseModel):
 
 
 class HandOver(BaseModel):
-    """A prefilled prompt: where its row lies, and what decode needs to go on.
+    """A prefilled prompt: where its row is, and what decode needs to go on.
 
     digest: of the build. agent: NIXL's metadata of the prefill worker, base64. lease: names the row
     to the prefill worker. stamp: 8 bytes that hold `lease` as long as the row is this prompt's.
@@ -178,7 +178,7 @@ class Landing:
 
     @property
     def stamp_span(self) -> Span:
-        """Where the stamp lies."""
+        """Where the stamp is."""
         return Span(address=self.stamp.ctypes.data, nbytes=self.stamp.nbytes)
 
 
@@ -194,7 +194,7 @@ class LandingRows:
     async def borrowed(
         self, every: float, meanwhile: Callable[[], Awaitable[None]]
     ) -> AsyncIterator["Borrowed"]:
-        """Lend one. meanwhile: called every so many seconds of waiting."""
+        """Lend one. meanwhile: called after each `every` seconds of waiting."""
         while True:
             try:
                 row = await asyncio.wait_for(self._free.get(), every)

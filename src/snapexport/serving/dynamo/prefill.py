@@ -48,7 +48,7 @@ class Lender:
             self.leases.grant(stream.request_id, time.monotonic())
 
     def message(self, request_id: int, delta: OutputDelta, row: Row) -> HandOver:
-        """What the decode worker needs. Raises FetchError if the lease has ended already."""
+        """The message to the decode worker. Raises FetchError if the lease has ended already."""
         found = self.leases.of(request_id)
         if found is None:
             raise FetchError("the prefill worker was too slow to hand the prompt over")

@@ -33,7 +33,7 @@ from snapexport.serving.openai.bodies.completions import CompletionRequest
 from snapexport.serving.openai.bodies.messages import MessagesRequest, Prompt
 from snapexport.serving.openai.bodies.parsing import IGNORED, NEUTRAL, BodyReader
 from snapexport.serving.openai.bodies.responses import ResponsesRequest
-from snapexport.serving.openai.http.access import Access, Gate, gated
+from snapexport.serving.openai.http.access import Access, Gate, count_requests
 from snapexport.serving.openai.http.errors import HANDLERS, INVALID, ApiError, shutting_down
 from snapexport.serving.openai.http.health import Health
 from snapexport.serving.openai.requests import Prepared
@@ -42,10 +42,10 @@ from snapexport.serving.openai.writers.messages import MessagesWriter
 from snapexport.serving.openai.writers.responses import ResponsesWriter
 from snapexport.serving.openai.writers.stream import (
     EventStream,
-    begun,
-    collected,
+    begin,
+    collect,
     events,
-    merged,
+    merge,
     require_client,
     unless_gone,
 )
@@ -167,7 +167,7 @@ class Api:
         return self._post(utility.path, answer)
 
     def _post(self, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
-        counted = [Middleware(gated, gate=self.gate)]
+        counted = [Middleware(count_requests, gate=self.gate)]
         return Route(path, answer, methods=["POST"], middleware=counted)
 
     async def _answer(self, endpoint: Endpoint, readers: Turns, request: Request) -> Response:
@@ -180,11 +180,11 @@ class Api:
         await require_client(request)
         writer = endpoint.writer(self.model, body, prepared)
         opened = [self.model.streams.open(each) for each in prepared.requests]
-        outputs = merged(self.model.streams, opened)
+        outputs = merge(self.model.streams, opened)
         if not body.stream:
-            answers = await unless_gone(request, collected(outputs, len(opened)))
+            answers = await unless_gone(request, collect(outputs, len(opened)))
             return JSONResponse(writer.whole(answers))
-        first = await unless_gone(request, begun(outputs))
+        first = await unless_gone(request, begin(outputs))
         return EventStream(events(writer, first, outputs, opened), outputs)
 
     async def _compute(self, utility: Utility, turns: Turns, request: Request) -> Response:

@@ -80,7 +80,7 @@ def chat_by_another_name(model: Model, body: ResponsesRequest | MessagesRequest)
     try:
         prepared = chat(model, body.as_chat())
     except ApiError as error:
-        raise error.renamed(body.own_fields) from None
+        raise error.with_fields(body.own_fields) from None
     field = prepared.form_field
     return replace(prepared, form_field=body.own_fields.get(field, field))
 
@@ -135,7 +135,7 @@ def completion(model: Model, body: CompletionRequest) -> Prepared:
         for params in [_params(model, body, len(prompt.prompt_token_ids))]
         for answer in _answers(body, replace(prompt, params=params))
     ]
-    scored = [_scored(answer, body) for answer in answers] if body.scores_prompt else []
+    scored = [_score_prompt(answer, body) for answer in answers] if body.scores_prompt else []
     return Prepared(
         scored or answers,
         sum(len(prompt.prompt_token_ids) for prompt in prompts),
@@ -145,7 +145,7 @@ def completion(model: Model, body: CompletionRequest) -> Prepared:
     )
 
 
-def _scored(request: Request, body: CompletionRequest) -> Request:
+def _score_prompt(request: Request, body: CompletionRequest) -> Request:
     """The request with all tokens of its prompt but the first fed through decode, which scores."""
     first, *others = request.prompt_token_ids
     if body.max_tokens == 0 and not others:

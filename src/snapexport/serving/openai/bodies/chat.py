@@ -29,7 +29,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 
 class Function(BaseModel):
-    """What the model may call. Further keys go to the template as they are."""
+    """A function that the model may call. Further keys go to the template as they are."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -103,29 +103,29 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
-def named(choice: ToolChoice) -> set[str]:
+def names_of(choice: ToolChoice) -> set[str]:
     """The tools that a choice names."""
     if isinstance(choice, AllowedTools):
         return {tool.function.name for tool in choice.allowed_tools.tools}
     return {choice.function.name} if isinstance(choice, NamedTool) else set()
 
 
-def usable(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+def may_call(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
     """The tools that are shown to the model."""
     if isinstance(choice, AllowedTools):
-        return [tool for tool in tools if tool.function.name in named(choice)]
+        return [tool for tool in tools if tool.function.name in names_of(choice)]
     return [] if choice == "none" else list(tools)
 
 
-def forced(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+def must_call(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
     """The tools of which an answer must call one."""
     if isinstance(choice, NamedTool):
-        return [tool for tool in tools if tool.function.name in named(choice)]
+        return [tool for tool in tools if tool.function.name in names_of(choice)]
     mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
-    return usable(tools, choice) if mode == "required" else []
+    return may_call(tools, choice) if mode == "required" else []
 
 
-def _joined(content: Any) -> Any:
+def _join_parts(content: Any) -> Any:
     """A list of text parts as one text, each part on lines of its own."""
     if not isinstance(content, list):
         return content
@@ -149,7 +149,7 @@ def _why_no_text(part: Any) -> Exception:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind not in TEXT_PARTS:
         what = f"a part of content of type '{kind:.40}' is not supported"
-        return PydanticCustomError(UNSUPPORTED, f"{what}: the model reads text alone")
+        return PydanticCustomError(UNSUPPORTED, f"{what}: the model reads only text")
     return ValueError('a part of content must be {"type": "text", "text": "..."}')
 
 
@@ -180,7 +180,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_joined), WithJsonSchema(CONTENT)]
+    content: Annotated[str | None, BeforeValidator(_join_parts), WithJsonSchema(CONTENT)]
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -236,19 +236,19 @@ class Conversation(Strict):
             raise ValueError("tools have two functions of one name")
         if self.tool_choice == "required" and not names:
             raise ValueError("tool_choice required needs tools")
-        if not named(self.tool_choice) <= set(names):
+        if not names_of(self.tool_choice) <= set(names):
             raise ValueError("tool_choice names a function that tools do not have")
         return self
 
     @property
     def usable_tools(self) -> list[Tool]:
         """The tools that are shown to the model: none if it must not call any."""
-        return usable(self.tools, self.tool_choice)
+        return may_call(self.tools, self.tool_choice)
 
     @property
     def forced_tools(self) -> list[Tool]:
         """The tools of which the answer must call one; none if it may be a text."""
-        return forced(self.tools, self.tool_choice)
+        return must_call(self.tools, self.tool_choice)
 
     def as_runtimes(self) -> Chat:
         """The conversation for the chat template. Raises UserError."""

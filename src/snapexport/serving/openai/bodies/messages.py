@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from snapexport.serving.openai.bodies.chat import ChatRequest
 from snapexport.serving.openai.bodies.completions import Whole
-from snapexport.serving.openai.bodies.parsing import TEXT_OR_OBJECTS, Loose, Strict, checked
+from snapexport.serving.openai.bodies.parsing import TEXT_OR_OBJECTS, Loose, Strict, check_body
 from snapexport.serving.openai.http.errors import UNSUPPORTED, invalid
 
 Object = dict[str, Any]
@@ -82,7 +82,7 @@ class Prompt(Strict):
 
     def as_chat(self) -> ChatRequest:
         """The chat's body. Raises ApiError."""
-        return checked(ChatRequest, self.chat_fields())
+        return check_body(ChatRequest, self.chat_fields())
 
     def chat_fields(self) -> Object:
         """Fields of the chat's body. Raises ApiError."""
@@ -184,7 +184,7 @@ def _texts(where: str, blocks: Iterable[Any]) -> list[str]:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind != "text":
             what = f"{where}: a block of type {f'{kind}'[:40]!r} is not supported"
-            raise invalid(f"{what}: the model reads text alone", where, UNSUPPORTED)
+            raise invalid(f"{what}: the model reads only text", where, UNSUPPORTED)
         if not isinstance(block.get("text"), str):
             raise invalid(f"{where} must have a text", where)
         found.append(block["text"])

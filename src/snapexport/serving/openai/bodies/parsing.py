@@ -78,7 +78,7 @@ class Refusals:
             self._hint = f" (did you mean {close[0]}?)" if close else ""
 
     def add_errors(self, error: ValidationError, body: Mapping[str, Any]) -> None:
-        """What a model found in the body: of a value that fits no choice, the first."""
+        """Add what a model found in the body: of a value that fits no choice, the first."""
         seen = set[str]()
         for one in error.errors(include_url=False, include_context=False):
             where = _place(body, one["loc"], one["type"] == "missing")
@@ -184,10 +184,10 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise invalid(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
-    return checked(kind, value)
+    return check_body(kind, value)
 
 
-def checked(kind: type[Body], value: Mapping[str, Any]) -> Body:
+def check_body(kind: type[Body], value: Mapping[str, Any]) -> Body:
     """A body of these fields. Raises ApiError, which names what is wrong."""
     own = kind.model_fields.keys()
     refusals = Refusals(own)

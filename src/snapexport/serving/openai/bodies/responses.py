@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from snapexport.runtime.requests.request import MAX_LOGPROBS
 from snapexport.serving.openai.bodies.chat import ChatRequest
 from snapexport.serving.openai.bodies.completions import Whole
-from snapexport.serving.openai.bodies.parsing import TEXT_OR_OBJECTS, Loose, Strict, checked
+from snapexport.serving.openai.bodies.parsing import TEXT_OR_OBJECTS, Loose, Strict, check_body
 from snapexport.serving.openai.http.errors import UNSUPPORTED, invalid
 
 TEXT_PARTS = {
@@ -116,7 +116,7 @@ class ResponsesRequest(Strict):
 
     @property
     def has_logprobs(self) -> bool:
-        """Of the tokens of texts."""
+        """Whether the tokens of texts have log probabilities."""
         return bool(self.top_logprobs) or LOGPROBS in self.include
 
     def as_chat(self) -> ChatRequest:
@@ -140,7 +140,7 @@ class ResponsesRequest(Strict):
         }
         if "parallel_tool_calls" in self.model_fields_set:
             given["parallel_tool_calls"] = self.parallel_tool_calls
-        return checked(ChatRequest, given)
+        return check_body(ChatRequest, given)
 
 
 def messages_of(items: Sequence[Mapping[str, Any]]) -> list[Object]:

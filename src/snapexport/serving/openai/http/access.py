@@ -76,8 +76,8 @@ class Access:
             await answer(scope, receive, send)
 
         # A browser asks whether it may send a request without the key of the request.
-        answering = identified(shared(guarded, self.origins))
-        return logged(answering, self.log) if self.log else answering
+        answering = name_requests(share_with(guarded, self.origins))
+        return log_requests(answering, self.log) if self.log else answering
 
     def problem(self, method: str, path: str, headers: Headers) -> ApiError | None:
         """The reason to refuse a request."""
@@ -115,7 +115,7 @@ def _host(header: str) -> str:
     return name if colon and port.isdecimal() else header.strip().lower()
 
 
-def logged(app: ASGIApp, log: Callable[[str], None]) -> ASGIApp:
+def log_requests(app: ASGIApp, log: Callable[[str], None]) -> ASGIApp:
     """Log one line for each request, at its end: nothing of its body or its answer."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,7 +171,7 @@ class Gate:
             await asyncio.wait_for(self._empty.wait(), seconds)
 
 
-def gated(app: ASGIApp, gate: Gate) -> ASGIApp:
+def count_requests(app: ASGIApp, gate: Gate) -> ASGIApp:
     """Count a request until its answer or stream has been sent."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -191,7 +191,7 @@ MOST_ID = 128
 METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 
 
-def identified(app: ASGIApp) -> ASGIApp:
+def name_requests(app: ASGIApp) -> ASGIApp:
     """Send each request's id with its answer: the client's own, or a new one."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -212,7 +212,7 @@ def _own_id(headers: Headers) -> str | None:
     return given if len(given) <= MOST_ID and given.isascii() and given.isprintable() else None
 
 
-def shared(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+def share_with(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     """Let browsers hand the answers to pages of these origins; *: of any."""
     if not origins:
         return app

@@ -27,7 +27,7 @@ OTHER_FILES = 128
 HEAD_SECONDS = 10.0
 """From a connection, or the last answer, to the next request's whole head."""
 LEAST_SECONDS = 1.0
-"""No connection gives way sooner: under load its request lies unread in the kernel meanwhile."""
+"""No connection gives way sooner: under load its request is unread in the kernel meanwhile."""
 UNREAD_SECONDS = 60.0
 """Seconds for which a client may leave all of what it was sent unread."""
 READ_BYTES = 1 << 15
@@ -50,7 +50,7 @@ def most_connections() -> int:
 
 
 class State(Enum):
-    """What a connection waits for."""
+    """The other side that a connection waits for."""
 
     HEAD = "its client's head"
     BODY = "its client's body"
@@ -167,7 +167,7 @@ class BoundedConnection(H11Protocol):
         """Answer without the application, and close."""
         self._crowd.remove(self)
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.abort()  # amid an answer
+            self.transport.abort()  # within an answer
             return
         body = json.dumps(error.body).encode()
         headers = {"Content-Type": "application/json", "Connection": "close", **error.headers}

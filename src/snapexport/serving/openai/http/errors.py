@@ -58,14 +58,14 @@ class ApiError(Exception):
         self.status = status
         self.body: dict[str, Any] = {
             "error": {
-                "message": shortened(message, MOST_MESSAGE),
+                "message": shorten(message, MOST_MESSAGE),
                 "type": kind,
-                "param": param and shortened(param, MOST_PARAM),
+                "param": param and shorten(param, MOST_PARAM),
                 "code": code,
             }
         }
 
-    def renamed(self, own: Mapping[str, str]) -> "ApiError":
+    def with_fields(self, own: Mapping[str, str]) -> "ApiError":
         """The error of a body whose fields have other names. own: by those of the chat's."""
         about = self.body["error"]
         name = own.get((about["param"] or "").partition(".")[0])
@@ -79,7 +79,7 @@ class ApiError(Exception):
         return HEADERS.get(self.status, {})
 
 
-def shortened(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """The text, or its beginning and end if it is longer than `most` characters."""
     if len(text) <= most:
         return text

@@ -30,7 +30,7 @@ CHECK_SECONDS = 2.0
 """Seconds between two checks of `supervise`."""
 
 FAILURES = 2
-"""Failed checks in a row that end the command. Silence is no failure: the queue may be long."""
+"""Failed checks in a row that end the command. Silence is not a failure: the queue may be long."""
 
 
 class Health:
@@ -59,10 +59,10 @@ class Health:
         while failures < FAILURES:
             await asyncio.sleep(CHECK_SECONDS)
             if not self.streams.worker.is_running:
-                raise _ended("the server has ended by itself")
+                raise _end_error("the server has ended by itself")
             failed = self.streams.needs_probe and await self._fails()
             failures = failures + 1 if failed else 0
-        raise _ended("the model no longer answers")
+        raise _end_error("the model no longer answers")
 
     async def _fails(self) -> bool:
         try:
@@ -88,5 +88,5 @@ def _unhealthy(why: str, code: str) -> ApiError:
     return ApiError(503, f"the model does not answer: {why}", code=code)
 
 
-def _ended(why: str) -> UserError:
+def _end_error(why: str) -> UserError:
     return UserError(why, "see the log above, and start the server again")

@@ -34,7 +34,7 @@ HURRY_SECONDS = 3.0
 
 
 @contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
+def bind(host: str, port: int) -> Iterator[socket.socket]:
     """A bound socket that does not listen yet. Raises UserError.
 
     Binding before the build is loaded refuses a port in use at once.
@@ -52,11 +52,11 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         try:
             listener.bind(address)
         except OSError as error:
-            raise _refused(host, port, error) from None
+            raise _port_error(host, port, error) from None
         yield listener
 
 
-def _refused(host: str, port: int, error: BaseException | None) -> UserError:
+def _port_error(host: str, port: int, error: BaseException | None) -> UserError:
     reason = error.strerror if isinstance(error, OSError) else error
     hint = "choose another --port; 0: a free one"
     if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
@@ -117,7 +117,7 @@ async def listening(api: Api, listener: socket.socket) -> AsyncIterator[None]:
         while not server.started:
             if serving.done():
                 host, port = listener.getsockname()[:2]
-                raise _refused(host, port, serving.exception())
+                raise _port_error(host, port, serving.exception())
             await asyncio.sleep(0.01)
         listener.listen(BACKLOG)  # asyncio has one number for both
         yield

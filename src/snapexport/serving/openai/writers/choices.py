@@ -147,7 +147,7 @@ class ResponseWriter(Writer):
             return []
         return [self._chunk([]) | {"usage": self._usage.as_json()}]
 
-    def failed(self, error: ApiError) -> list[Object]:
+    def fail(self, error: ApiError) -> list[Object]:
         """The error object; OpenAI's client raises it."""
         return [error.body]
 

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 
-from snapexport.runtime.chat.parsers.parser import Content, Reasoning, loaded
+from snapexport.runtime.chat.parsers.parser import Content, Reasoning, load_json
 from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.model import Model
 from snapexport.serving.openai.bodies.messages import MessagesRequest, stop_sequence
@@ -62,19 +62,19 @@ class MessagesWriter(Writer):
         self._usage.add(0, output)
         if not self._has_begun:
             self._has_begun = True
-            self._tell("message_start", message=self._message([], self._counts()))
+            self._emit("message_start", message=self._message([], self._counts()))
         self._read(output)
-        return self._told()
+        return self._take_events()
 
     def last_chunks(self) -> list[Object]:
         """The events that end the last block and the message."""
         self._close()
         counts = {"output_tokens": self._usage.completion}
-        self._tell("message_delta", delta=self._ends, usage=counts)
-        self._tell("message_stop")
-        return self._told()
+        self._emit("message_delta", delta=self._ends, usage=counts)
+        self._emit("message_stop")
+        return self._take_events()
 
-    def failed(self, error: ApiError) -> list[Object]:
+    def fail(self, error: ApiError) -> list[Object]:
         """An event of the failure."""
         return [as_anthropic(error)]
 
@@ -87,11 +87,11 @@ class MessagesWriter(Writer):
 
     def _ending(self, output: OutputDelta) -> Object:
         reason = self._answer.finish_reason(output)
-        stopped = self._stopped() if reason == "stop" else None
-        told = "stop_sequence" if stopped else REASONS.get(reason or "", "end_turn")
-        return {"stop_reason": told, "stop_sequence": stopped}
+        stopped = self._found_stop() if reason == "stop" else None
+        why = "stop_sequence" if stopped else REASONS.get(reason or "", "end_turn")
+        return {"stop_reason": why, "stop_sequence": stopped}
 
-    def _stopped(self) -> str | None:
+    def _found_stop(self) -> str | None:
         """The stop sequence that ended the answer, if none of the end tokens did."""
         tokenizer = self._model.tokenizer
         if not self._stops or tokenizer is None or self._end_tokens.issuperset(self._tail[-1:]):
@@ -106,7 +106,7 @@ class MessagesWriter(Writer):
             self._open, self._arguments = CallHead, ""
         elif isinstance(part, CallPiece):
             self._arguments += part.text
-            self._tell_delta({"type": "input_json_delta", "partial_json": part.text})
+            self._emit_delta({"type": "input_json_delta", "partial_json": part.text})
         elif isinstance(part, CallEnd):
             self._close()
         else:
@@ -120,29 +120,29 @@ class MessagesWriter(Writer):
             self._begin({"type": name, name: ""} | signature)
             self._open = type(part)
         self._blocks[-1][name] += part.text
-        self._tell_delta({"type": delta, name: part.text})
+        self._emit_delta({"type": delta, name: part.text})
 
     def _begin(self, block: Object) -> None:
         self._blocks.append(block)
-        self._tell("content_block_start", index=len(self._blocks) - 1, content_block=dict(block))
+        self._emit("content_block_start", index=len(self._blocks) - 1, content_block=dict(block))
 
     def _close(self) -> None:
-        """End the block that is open. Arguments that are no JSON object are told as none."""
+        """End the block that is open. Arguments that are not a JSON object become an empty one."""
         if self._open is None:
             return
         if self._open is CallHead:
-            value = loaded(self._arguments)
+            value = load_json(self._arguments)
             self._blocks[-1]["input"] = value if isinstance(value, dict) else {}
         self._open = None
-        self._tell("content_block_stop", index=len(self._blocks) - 1)
+        self._emit("content_block_stop", index=len(self._blocks) - 1)
 
-    def _tell_delta(self, delta: Object) -> None:
-        self._tell("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+    def _emit_delta(self, delta: Object) -> None:
+        self._emit("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
-    def _tell(self, kind: str, **fields: object) -> None:
+    def _emit(self, kind: str, **fields: object) -> None:
         self._events.append({"type": kind} | fields)
 
-    def _told(self) -> list[Object]:
+    def _take_events(self) -> list[Object]:
         events, self._events = self._events, []
         return events
 

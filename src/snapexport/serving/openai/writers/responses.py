@@ -55,24 +55,24 @@ class ResponsesWriter(Writer):
     def chunks(self, index: int, output: OutputDelta) -> list[Object]:
         """The events of one output."""
         if not self._numbered:
-            self._tell("created", response=self._response("in_progress"))
-            self._tell("in_progress", response=self._response("in_progress"))
+            self._emit("created", response=self._response("in_progress"))
+            self._emit("in_progress", response=self._response("in_progress"))
         self._take(output)
-        return self._told()
+        return self._take_events()
 
     def last_chunks(self) -> list[Object]:
         """The events that end the last item and the response."""
         self._close()
-        self._tell(self._status, response=self._response(self._status))
-        return self._told()
+        self._emit(self._status, response=self._response(self._status))
+        return self._take_events()
 
-    def failed(self, error: ApiError) -> list[Object]:
+    def fail(self, error: ApiError) -> list[Object]:
         """An event of the failure."""
         about = error.body["error"]
         reason = {"code": about["code"] or "server_error", "message": about["message"]}
         response = self._response("failed") | {"error": reason}
-        self._tell("failed", response=response)
-        return self._told()
+        self._emit("failed", response=response)
+        return self._take_events()
 
     def _take(self, output: OutputDelta) -> None:
         self._usage.add(0, output)
@@ -90,7 +90,7 @@ class ResponsesWriter(Writer):
             self._begin_call(part)
         elif isinstance(part, CallPiece):
             self._items[-1]["arguments"] += part.text
-            self._tell_call("delta", delta=part.text)
+            self._emit_call("delta", delta=part.text)
         elif isinstance(part, CallEnd):
             self._close_call(part.is_valid)
         else:
@@ -106,7 +106,7 @@ class ResponsesWriter(Writer):
         if isinstance(part, Content):
             more, self._logprobs = {"logprobs": self._logprobs}, []
             item["content"][0]["logprobs"] = [*item["content"][0]["logprobs"], *more["logprobs"]]
-        self._tell_part(f"{KINDS[type(part)][1]}.delta", item, delta=part.text, **more)
+        self._emit_part(f"{KINDS[type(part)][1]}.delta", item, delta=part.text, **more)
 
     def _begin(self, kind: type[Content] | type[Reasoning]) -> None:
         """Begin an item with a part whose text is empty."""
@@ -116,11 +116,11 @@ class ResponsesWriter(Writer):
         item |= own
         self._items.append(item)
         self._open = kind
-        self._tell_item("output_item.added", item)
+        self._emit_item("output_item.added", item)
         part: Object = {"type": part_type, "text": ""}
         part |= {"annotations": [], "logprobs": []} if kind is Content else {}
         item["content"].append(part)
-        self._tell_part("content_part.added", item, part=dict(item["content"][0]))
+        self._emit_part("content_part.added", item, part=dict(item["content"][0]))
 
     def _close(self) -> None:
         """End the item that is open."""
@@ -135,41 +135,41 @@ class ResponsesWriter(Writer):
         logprobs = {"logprobs": item["content"][0]["logprobs"]} if kind is Content else {}
         self._open = None
         item["status"] = "incomplete" if self._ended == "length" else "completed"
-        self._tell_part(f"{part_type}.done", item, text=text, **logprobs)
-        self._tell_part("content_part.done", item, part=dict(item["content"][0]))
-        self._tell_item("output_item.done", item)
+        self._emit_part(f"{part_type}.done", item, text=text, **logprobs)
+        self._emit_part("content_part.done", item, part=dict(item["content"][0]))
+        self._emit_item("output_item.done", item)
 
     def _begin_call(self, call: CallHead) -> None:
         item: Object = {"id": _id("function_call"), "type": "function_call", "call_id": call.id}
         item |= {"name": call.name, "arguments": "", "status": "in_progress"}
         self._items.append(item)
         self._open = CallHead
-        self._tell_item("output_item.added", item)
+        self._emit_item("output_item.added", item)
 
     def _close_call(self, is_valid: bool) -> None:
         item, self._open = self._items[-1], None
-        self._tell_call("done", name=item["name"], arguments=item["arguments"])
+        self._emit_call("done", name=item["name"], arguments=item["arguments"])
         item["status"] = "completed" if is_valid else "incomplete"
-        self._tell_item("output_item.done", item)
+        self._emit_item("output_item.done", item)
 
-    def _tell_call(self, kind: str, /, **fields: object) -> None:
+    def _emit_call(self, kind: str, /, **fields: object) -> None:
         where = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
-        self._tell(f"function_call_arguments.{kind}", **where, **fields)
+        self._emit(f"function_call_arguments.{kind}", **where, **fields)
 
-    def _tell_item(self, name: str, item: Object) -> None:
+    def _emit_item(self, name: str, item: Object) -> None:
         copied = item | ({"content": list(item["content"])} if "content" in item else {})
-        self._tell(name, output_index=len(self._items) - 1, item=copied)
+        self._emit(name, output_index=len(self._items) - 1, item=copied)
 
-    def _tell_part(self, name: str, item: Object, **fields: object) -> None:
+    def _emit_part(self, name: str, item: Object, **fields: object) -> None:
         where = {"item_id": item["id"], "output_index": len(self._items) - 1, "content_index": 0}
-        self._tell(name, **where, **fields)
+        self._emit(name, **where, **fields)
 
-    def _tell(self, kind: str, /, **fields: object) -> None:
+    def _emit(self, kind: str, /, **fields: object) -> None:
         number = {"type": f"response.{kind}", "sequence_number": self._numbered}
         self._events.append(number | fields)
         self._numbered += 1
 
-    def _told(self) -> list[Object]:
+    def _take_events(self) -> list[Object]:
         events, self._events = self._events, []
         return events
 

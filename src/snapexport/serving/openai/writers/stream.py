@@ -20,7 +20,7 @@ from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.failures import GenerationError
 from snapexport.serving.openai.http.errors import from_generation
 from snapexport.serving.openai.writers.writer import Object, Writer
-from snapexport.serving.streams import Stream, Streams, joined
+from snapexport.serving.streams import Stream, Streams, join_deltas
 
 MOST_WAITING = 64
 """Most outputs waiting for a slow client; beyond it the requests' streams are not read."""
@@ -38,7 +38,7 @@ First = asyncio.Future[Entry]
 Result = TypeVar("Result")
 
 
-async def merged(streams: Streams, opened: Sequence[Stream]) -> Outputs:
+async def merge(streams: Streams, opened: Sequence[Stream]) -> Outputs:
     """Yield the outputs of all requests as they come. The first error ends all requests."""
     if len(opened) == 1:
         async with aclosing(streams.outputs(opened[0])) as outputs:
@@ -78,13 +78,13 @@ async def _forward(
         await queue.put(error)
 
 
-async def collected(outputs: Outputs, count: int) -> list[OutputDelta]:
+async def collect(outputs: Outputs, count: int) -> list[OutputDelta]:
     """The whole answers, in the order of their requests."""
     answers: list[list[OutputDelta]] = [[] for _ in range(count)]
     async with aclosing(outputs):
         async for index, output in outputs:
             answers[index].append(output)
-    return [joined(answer) for answer in answers]
+    return [join_deltas(answer) for answer in answers]
 
 
 async def require_client(request: HttpRequest) -> None:
@@ -102,7 +102,7 @@ async def unless_gone(request: HttpRequest, work: Coroutine[Any, Any, Result]) -
     For use after the body was read: the next message of the connection is then its end.
     """
     doing = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(request))
+    leaving = asyncio.ensure_future(_client_leaves(request))
     try:
         await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if doing.done():
@@ -114,12 +114,12 @@ async def unless_gone(request: HttpRequest, work: Coroutine[Any, Any, Result]) -
         await asyncio.gather(doing, leaving, return_exceptions=True)
 
 
-async def _disconnected(request: HttpRequest) -> None:
+async def _client_leaves(request: HttpRequest) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def begun(outputs: Outputs) -> First:
+async def begin(outputs: Outputs) -> First:
     """The first output, as a task that may have to wait. Raises what comes in STATUS_SECONDS."""
     first = asyncio.ensure_future(outputs.__anext__())
     try:
@@ -162,7 +162,7 @@ async def events(
                 for chunk in writer.chunks(*entry):
                     yield _event(chunk, writer)
     except GenerationError as error:
-        for chunk in writer.failed(from_generation(error)):
+        for chunk in writer.fail(from_generation(error)):
             yield _event(chunk, writer)
         return
     for chunk in writer.last_chunks():
@@ -192,7 +192,7 @@ async def _with_pauses(first: First, rest: Outputs) -> AsyncGenerator[Entry | No
 
 
 def _comment(opened: Sequence[Stream]) -> bytes:
-    """How far the prompts are, in a line that is no event."""
+    """How far the prompts are, in a line that is not an event."""
     done = sum(stream.prefilled for stream in opened)
     total = sum(len(stream.request.prompt_token_ids) for stream in opened)
     return f": prefill {done}/{total}\n\n".encode()

@@ -72,7 +72,7 @@ class Writer(ABC):
         """The chunks after the last output."""
 
     @abstractmethod
-    def failed(self, error: ApiError) -> list[Object]:
+    def fail(self, error: ApiError) -> list[Object]:
         """The chunks that end a stream in place of the last ones."""
 
 
@@ -122,18 +122,18 @@ class Answer:
         self._calls = self._valid_calls = 0
 
     def parts(self, output: OutputDelta) -> list[Part]:
-        """What an output adds."""
+        """The parts that an output adds."""
         events = list(self._parser.push(output.text))
         if output.finish_reason:
             events += self._parser.finish()
-        return list(self._numbered(events))
+        return list(self._number(events))
 
     def finish_reason(self, output: OutputDelta) -> str | None:
         """OpenAI's, after the output's parts were read."""
         ended = output.finish_reason
         return "tool_calls" if self._valid_calls and ended == "stop" else ended
 
-    def _numbered(self, events: Iterable[Event]) -> Iterable[Part]:
+    def _number(self, events: Iterable[Event]) -> Iterable[Part]:
         for event in events:
             if isinstance(event, Content | Reasoning):
                 yield event
