@@ -8,6 +8,8 @@
                  pieces       what a prompt needs: the only place that knows
                  generation   one live request: its tokens, random numbers, text and end
                  drafters/    guess tokens ahead; table.py lists them
+                 processors   change logits before a token is chosen
+                 on_demand    finds chats and grammars when the first request needs them
                  parked_rows  rows of earlier prompts, in memory and in files
     engine/      executor     takes pieces, decodes, and owns the caches; made by open_executor
                  takers/      one for each kind of piece; table.py lists them
@@ -16,7 +18,8 @@
                  backend      `GraphBackend`: what runs the graphs
     ort/ openvino/ trt/    ONNX Runtime, OpenVINO and TensorRT as backends
     ranks/       an executor over several processes
-    chat/        from a conversation to a prompt, by the build's chat template
+    chat/        from a conversation to a request, by the build's chat template; reads answers
+    confined     runs a worker in a process of its own, whose time and memory are bounded
 
 To add work after a prompt's chunks, such as another vote: `FurtherWork` in `pieces.py`, a taker in
 `engine/takers/` and its row in the table. tests/runtime/test_composes.py does it with toys.

@@ -1,10 +1,13 @@
 """Runs a worker in a process of its own, whose time and memory are bounded.
 
-For what may loop or fill the memory by somebody else's choice, and can't be ended in a thread.
+For work that may loop or fill the memory by somebody else's choice, and can't be ended in a thread.
+`Pool` is the caller's end. `serve` is the worker's: its standard input is a socket, and messages
+are JSON.
 """
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -19,21 +22,45 @@ from queue import LifoQueue
 from typing import Any
 
 from snapexport.errors import UserError
-from snapexport.runtime.confined_worker import CPU_SECONDS
 
 SECONDS = 20.0
 """Time of one answer by the clock, for a machine that is busy with other things."""
 OPENING_SECONDS = 120.0
 """The same of the reply to the opening."""
+CPU_SECONDS = 2.0
+"""Processor time of one answer. The kernel ends a process that takes more."""
+OPENING_CPU_SECONDS = 20.0
+"""The same of the reply to the opening, for a worker that reads a large vocabulary."""
+MEMORY_BYTES = 1 << 30
 PROCESSES = 2
 """While a client's work loops in one, the next client has another."""
+
+Answer = Callable[[bytes], Mapping[str, Any]]
+
+
+def serve(answer: Answer, opening_seconds: float = CPU_SECONDS) -> None:
+    """Be a worker: answer each message on standard input, until the other end closes."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server drains first
+    connection, seconds = Connection(0), opening_seconds
+    while True:
+        try:
+            given = connection.recv_bytes()
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        reply = answer(given)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        connection.send_bytes(json.dumps(reply).encode())
+        seconds = CPU_SECONDS
 
 
 @dataclass
 class Confined:
     """A worker, which is started when it is needed, and again when it has ended.
 
-    module: calls `confined_worker.serve`. opening: its first message. failed, hint: of the error
+    module: calls `serve` as a program. opening: its first message. failed, hint: of the error
     when it had to be ended.
     """
 
@@ -85,12 +112,12 @@ class Confined:
             if self._connection.poll(seconds):
                 reply = json.loads(self._connection.recv_bytes())
         if reply is None:
-            raise self._ended(seconds)
+            raise self._no_answer(seconds)
         if "message" in reply:
             raise UserError(reply["message"], reply["hint"])
         return reply
 
-    def _ended(self, seconds: float) -> UserError:
+    def _no_answer(self, seconds: float) -> UserError:
         """The error of a worker that gave no answer. It is killed if it still runs."""
         assert self._child is not None
         with suppress(subprocess.TimeoutExpired):

@@ -1,13 +1,13 @@
-"""Turns conversations into token ids by a build's chat template, and finds how an answer ends.
+"""Turns conversations into requests by a build's chat template, and says how answers are read.
 
-A chat's special tokens come from the template; the tokenizer adds none. `LLM.chat` and the server
-share it. Knows no executor.
+The only place that renders chats: for `LLM.chat`, the commands and every server. A chat's special
+tokens come from the template; the tokenizer adds none. Knows no executor and no HTTP.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,129 +15,188 @@ from tokenizers import Tokenizer
 
 from snapexport.errors import UserError, needs_extra
 from snapexport.runtime.chat import template_files
-from snapexport.runtime.chat.end_token import Template, end_token
-from snapexport.runtime.chat.history import (
-    ARGUMENT,
-    STYLES,
-    CallStyle,
-    called,
-    with_calls,
-    with_reasoning,
-)
-from snapexport.runtime.chat.parking_point import Tails, dropped, length_without
+from snapexport.runtime.chat.parsers.parser import Tools
+from snapexport.runtime.chat.parsers.table import OutputFormat, Reading
+from snapexport.runtime.chat.template_habits import Habits, Template, length_without
 from snapexport.runtime.engine.limits import Limits
-from snapexport.runtime.requests.prompts import encode, require_readable
-from snapexport.runtime.requests.request import SamplingParams
-
-Message = Mapping[str, Any]
-"""A turn: its `role` and its `content`, both texts, and what else the template reads.
-
-A turn with `tool_calls` may have no content.
-"""
-Conversation = Sequence[Message]
+from snapexport.runtime.requests import prompts
+from snapexport.runtime.requests.prompts import Conversation, encode, require_readable
+from snapexport.runtime.requests.request import Request, SamplingParams
+from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 
 Ending = Literal["answer", "message", "text"]
 """How a prompt ends: where an answer begins, after the last message, or with its text."""
 
 _KEYS = ("role", "content")
 
-_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation, and what the answer may be.
+
+    messages: each has its `role` and its `content`, both texts, and what else the template reads. A
+    turn with `tool_calls` may have no content.
+    options: values for names that the template reads.
+    tools: OpenAI's objects, which the template shows to the model.
+    forced: names of tools of which the answer must call one; several: or more than one.
+    strict: names of tools whose parameters are enforced as they are, or refused.
+
+    Raises UserError for an option that every template gets anyway.
+    """
+
+    messages: Conversation
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] = ()
+    end: Ending = "answer"
+    forced: Collection[str] = ()
+    several: bool = False
+    strict: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if given := sorted(self.options.keys() & template_files.GIVEN):
+            raise UserError(
+                f"'{given[0]}' cannot be an option of the chat template",
+                "leave it out of chat_template_kwargs",
+            )
+
+    @property
+    def schemas(self) -> Tools:
+        """The schema of each tool's parameters."""
+        functions = [tool["function"] for tool in self.tools]
+        return {one["name"]: one.get("parameters") or {} for one in functions}
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A chat as the model gets it. park_at: as `Request` has it."""
+
+    chat: Chat
+    text: str
+    token_ids: Sequence[int]
+    park_at: int = 0
 
 
 @dataclass(frozen=True)
 class ChatPrompts:
-    """A tokenizer and a chat template whose time and memory are bounded."""
+    """A tokenizer, a chat template whose time and memory are bounded, and how the model answers.
+
+    limits: of what is rendered and tokenized; None: anything is. output_format: of the answers; by
+    default they are text.
+    """
 
     tokenizer: Tokenizer | None
     template: Template
-    eos_token_id: frozenset[int]
-    """Tokens that end an answer anyway."""
+    limits: Limits | None = None
+    output_format: OutputFormat = OutputFormat()  # noqa: RUF009 (it is frozen)
 
     @classmethod
     def open(
-        cls, directory: Path, tokenizer: Tokenizer | None, eos_token_id: frozenset[int]
+        cls, directory: Path, tokenizer: Tokenizer | None = None, limits: Limits | None = None
     ) -> "ChatPrompts":
         """Read a build's chat template. Raises UserError if it has none, or a broken one."""
-        return cls(tokenizer, open_template(directory), eos_token_id)
+        return cls(tokenizer, open_template(directory), limits)
 
-    def token_ids(
+    def request(
         self,
         messages: Conversation,
+        params: SamplingParams,
         options: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
-        limits: Limits | None = None,
-    ) -> list[int]:
-        """The prompt of the next answer. options: values for names that the template reads.
+        parks: bool = False,
+    ) -> Request:
+        """The request of a conversation's next answer. parks: whether rows are parked.
 
-        limits: of what is rendered and tokenized; None: anything is.
+        Raises UserError.
         """
-        for message in messages if limits and isinstance(messages, list | tuple) else ():
-            text = message.get("content") if isinstance(message, Mapping) else None
-            if isinstance(text, str) and limits:
-                require_readable(text, limits)
-        text = self.text(messages, options, tools=tools)
-        if limits:
-            require_readable(text, limits)
-        return encode(text, self.tokenizer, False)
+        assert self.limits, "an LLM has them"
+        prompt = self.prompt(Chat(messages, options or {}, tools or ()), parks)
+        params = self.params(prompt, params)
+        (request,) = prompts.read([prompt.token_ids], params, self.tokenizer, self.limits)
+        return replace(request, park_at=prompt.park_at)
 
-    def text(
-        self,
-        messages: Conversation,
-        options: Mapping[str, Any] | None = None,
-        end: Ending = "answer",
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> str:
-        """The same prompt as text. tools: OpenAI's objects, for a template that reads tools."""
-        if tools and self._with_tools:
-            return self._with_tools.text(messages, options, end, tools)
-        _require_messages(messages)
-        require_free(options or {})
-        self._require_tools(messages, tools)
-        known = [self._known(turn) for turn in messages]
-        return self.template.render(known, end == "answer", options, end == "message", tools)
+    def prompt(self, chat: Chat, parks: bool = False) -> ChatPrompt:
+        """Render and tokenize a chat. Raises UserError."""
+        text = self.text(chat)
+        token_ids = encode(text, self.tokenizer, False)
+        parks = parks and chat.end == "answer"
+        return ChatPrompt(chat, text, token_ids, self.park_at(chat, token_ids) if parks else 0)
 
-    def park_at(
-        self,
-        token_ids: Sequence[int],
-        messages: Conversation,
-        options: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> int:
+    def text(self, chat: Chat) -> str:
+        """The prompt as text. Raises UserError."""
+        if chat.tools and self._with_tools:
+            return self._with_tools.text(chat)
+        _require_messages(chat.messages)
+        self._require_short(turn.get("content") for turn in chat.messages)
+        if chat.tools:
+            self.require_tools()
+        if any(turn.get("tool_calls") for turn in chat.messages) and not self._habits.shows_calls:
+            raise UserError(
+                "the checkpoint's chat template does not read tool_calls",
+                "give the calls and their results as text",
+            )
+        known = [self._habits.adapt(turn) for turn in chat.messages]
+        text = self.template.render(
+            known,
+            chat.end == "answer",
+            chat.options,
+            chat.end == "message",
+            list(chat.tools) or None,
+        )
+        self._require_short([text])
+        return text
+
+    def _require_short(self, texts: Iterable[object]) -> None:
+        """Raise UserError for a text that is far too long to be rendered or tokenized."""
+        for text in texts if self.limits else ():
+            if isinstance(text, str) and self.limits:
+                require_readable(text, self.limits)
+
+    def park_at(self, chat: Chat, token_ids: Sequence[int]) -> int:
         """Tokens of a prompt with which the next turn's begins; 0: with all of it, or with none."""
-        if tools and self._with_tools:
-            return self._with_tools.park_at(token_ids, messages, options, tools)
-        known = json.dumps(options or {}, sort_keys=True, default=repr)
-        tails = self._dropped(known, bool(tools))
-        return length_without(token_ids, tails.get(messages[-1]["role"], ()))
+        if chat.tools and self._with_tools:
+            return self._with_tools.park_at(chat, token_ids)
+        options = json.dumps(chat.options, sort_keys=True, default=repr)
+        tails = self._habits.tails(options, bool(chat.tools))
+        return length_without(token_ids, tails.get(chat.messages[-1]["role"], ()))
 
-    @cached_property
-    def _with_tools(self) -> "ChatPrompts | None":
-        """Prompts by the template for chats with tools, if it is another one."""
-        tool_use = self.template.tool_use
-        return replace(self, template=tool_use) if tool_use else None
+    def params(self, prompt: ChatPrompt, params: SamplingParams) -> SamplingParams:
+        """The parameters of an answer to a prompt.
 
-    @cached_property
-    def _dropped(self) -> Callable[[str, bool], Tails]:
-        """Tokens that the next turn leaves out, by options as JSON, and whether tools are given."""
-
-        @lru_cache(maxsize=64)
-        def found(options: str, with_tools: bool) -> Tails:
-            given, tools = json.loads(options), [_TOOL] if with_tools else None
-
-            def render(messages: Conversation) -> str:
-                return self.template.render(messages, True, given, tools=tools)
-
-            return dropped(render, self.tokenizer, called(self._call_style))
-
-        return found
+        It ends at the template's end token too. Its text has the tokens that a parser reads. Calls
+        that are forced are its form; others may be in place of its form, and reasoning before it.
+        Raises UserError for tools that can't be enforced.
+        """
+        chat = prompt.chat
+        if self.output_format.needs(self._special_texts, bool(chat.tools)):
+            params = replace(params, skip_special_tokens=False)
+        if chat.forced:
+            calls = self.output_format.grammar(
+                self._forced(chat), chat.strict, self._added_tokens, chat.several
+            )
+            form = StructuredOutputs(grammar=calls, writes_json=True)
+            params = replace(params, structured_outputs=form)
+        if params.structured_outputs and (around := self._around_form(prompt)):
+            form = replace(params.structured_outputs, within=around)
+            params = replace(params, structured_outputs=form)
+        return self.ending(params)
 
     def ending(self, params: SamplingParams) -> SamplingParams:
         """The same parameters, which end the answer at the template's end token too."""
-        token = self._end_token
-        if params.ignore_eos or token is None or token in self.eos_token_id:
+        token, known = self._habits.end_token, self.limits.eos_token_id if self.limits else ()
+        if params.ignore_eos or token is None or token in known:
             return params
         return replace(params, stop_token_ids=(*params.stop_token_ids, token))
+
+    def reading(self, prompt: ChatPrompt, has_form: bool) -> Reading:
+        """How answers to a prompt are read. has_form: whether they have a form, forced or not."""
+        known, chat = self.output_format, prompt.chat
+        # In its form from the first token on, an answer has no reasoning.
+        text = prompt.text if not has_form or self._before_form(prompt) else None
+        parser = partial(known.parser, chat.schemas, text or "")
+        if chat.forced:
+            parser = partial(known.forced_parser, chat.schemas, text)
+        return Reading(parser, known.new_call_id)
 
     def require_tools(self) -> None:
         """Raise UserError if the template shows no tools to the model."""
@@ -147,73 +206,44 @@ class ChatPrompts:
                 "leave tools out, or send tool_choice none",
             )
 
-    def _require_tools(self, messages: Conversation, tools: object) -> None:
-        """Raise UserError for tools, or calls of them, that the template would leave out."""
-        if tools:
-            self.require_tools()
-        if any(turn.get("tool_calls") for turn in messages) and not self._shows_calls:
-            raise UserError(
-                "the checkpoint's chat template does not read tool_calls",
-                "give the calls and their results as text",
-            )
+    def _around_form(self, prompt: ChatPrompt) -> str:
+        """The grammar around a form: reasoning before it, calls in its place; empty: neither."""
+        before, chat = self._before_form(prompt), prompt.chat
+        if chat.forced or not chat.tools or self.output_format.tools is None:
+            return before
+        return self.output_format.or_calls(before, chat.schemas, chat.strict, self._added_tokens)
 
-    @property
-    def _shows_calls(self) -> bool:
-        return "tool_calls" in self.template.source
+    def _before_form(self, prompt: ChatPrompt) -> str:
+        """The grammar of reasoning before a form; empty if a form begins at once."""
+        options = prompt.chat.options
+        is_off = False in (options.get("enable_thinking"), options.get("thinking"))
+        may_begin = not is_off and prompt.chat.end != "text"
+        return self.output_format.before_form(prompt.text, may_begin, self._added_tokens)
 
-    def _known(self, message: Message) -> Message:
-        """The message as the template takes it.
-
-        The role developer becomes system for a template that does not know developer. Reasoning
-        gets the template's name for it. Calls are in the template's style.
-        """
-        message = with_reasoning(message, self.template.source)
-        if message["role"] == "developer" and "developer" not in self.template.source:
-            return {**message, "role": "system"}
-        if not message.get("tool_calls"):
-            return message
-        return with_calls(message, self._call_style)
+    def _forced(self, chat: Chat) -> Tools:
+        return {name: one for name, one in chat.schemas.items() if name in chat.forced}
 
     @cached_property
-    def _call_style(self) -> CallStyle:
-        """The first style in which a call is shown, and no missing content as the text None.
-
-        DeepSeek V3's template joins arguments to texts, and shows no call beside content. Qwen3's
-        refuses content that is null.
-        """
-        texts = [self._rendered(called(style)) for style in STYLES]
-        ranks = [
-            (not text, ARGUMENT not in text, text.count("None"), at)
-            for at, text in enumerate(texts)
-        ]
-        return STYLES[min(ranks)[-1]]
-
-    def _rendered(self, messages: Conversation) -> str:
-        """Of a conversation with a call; empty if the template refuses it."""
-        try:
-            return self.template.render(messages, True, tools=[_TOOL])
-        except UserError:
-            return ""
+    def _with_tools(self) -> "ChatPrompts | None":
+        """Prompts by the template for chats with tools, if it is another one."""
+        tool_use = self.template.tool_use
+        return replace(self, template=tool_use) if tool_use else None
 
     @cached_property
-    def _end_token(self) -> int | None:
-        return None if self.tokenizer is None else end_token(self.template, self.tokenizer)
+    def _habits(self) -> Habits:
+        return Habits(self.template, self.tokenizer)
 
+    @cached_property
+    def _added_tokens(self) -> dict[str, int]:
+        """The tokenizer's added tokens by their texts."""
+        known = self.tokenizer.get_added_tokens_decoder().items() if self.tokenizer else ()
+        return {token.content: index for index, token in known}
 
-def require_free(options: Mapping[str, Any]) -> None:
-    """Raise UserError for an option that every template gets anyway."""
-    if given := sorted(options.keys() & template_files.GIVEN):
-        raise UserError(
-            f"'{given[0]}' cannot be an option of the chat template",
-            "leave it out of chat_template_kwargs",
-        )
-
-
-def ending(add_generation_prompt: bool, continue_final_message: bool) -> Ending:
-    """The ending by the names of transformers, of which at most one is true."""
-    if add_generation_prompt:
-        return "answer"
-    return "text" if continue_final_message else "message"
+    @cached_property
+    def _special_texts(self) -> frozenset[str]:
+        """Texts of the tokenizer's special tokens."""
+        known = self.tokenizer.get_added_tokens_decoder().values() if self.tokenizer else ()
+        return frozenset(token.content for token in known if token.special)
 
 
 def open_template(directory: Path) -> Template:
@@ -233,13 +263,6 @@ def require_template(directory: Path) -> None:
     if not template_files.has_template(directory):
         hint = f"{template_files.COPY}, or give the prompt as it is: `generate --no-chat`"
         raise UserError(f"{directory} has no chat template", hint)
-
-
-def is_one(messages: Conversation | Sequence[Conversation]) -> bool:
-    """Whether it is one conversation, and not a list of them."""
-    return (
-        isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], Mapping)
-    )
 
 
 def _require_messages(messages: Conversation) -> None:

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.engine.rows import Row
-from snapexport.runtime.requests.processors.processor import Answer, processed
-from snapexport.runtime.requests.processors.table import processors_of
+from snapexport.runtime.requests.processors import Answer, process_logits, processors_of
 from snapexport.runtime.requests.request import (
     FinishReason,
     OutputDelta,
@@ -127,7 +126,7 @@ class Generation:
             return OutputDelta(self.request_id, self._text.finish(), (), "error")
         if self._continuation:
             return self._follow(prediction)
-        changed = processed(prediction, self._processors)
+        changed = process_logits(prediction, self._processors)
         if changed is not prediction and not changed.is_finite:
             return OutputDelta(self.request_id, self._text.finish(), (), "error")
         token = sample(changed, self._params, self._rng)

@@ -11,20 +11,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from snapexport.runtime.requests.drafters.table import MakeDrafter
+from snapexport.runtime.requests.grammars.grammars import Grammars
 from tokenizers import Tokenizer
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.runtime.chat import chat_prompts
-from snapexport.runtime.chat.chat_prompts import ChatPrompts, Conversation
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.method import MakeDrafter
 from snapexport.runtime.requests import prompts as prompts_module
 from snapexport.runtime.requests.config import LLMConfig
-from snapexport.runtime.requests.grammars.grammars import Grammars
 from snapexport.runtime.requests.loop import Loop
+from snapexport.runtime.requests.on_demand import Chats, Grammars, make_grammars, open_chats
 from snapexport.runtime.requests.parked_rows import ParkedRows
-from snapexport.runtime.requests.prompts import Continuations, Params, Prompt, load_tokenizer
+from snapexport.runtime.requests.prompts import (
+    Continuations,
+    Conversation,
+    Params,
+    Prompt,
+    load_tokenizer,
+)
 from snapexport.runtime.requests.request import (
     Completion,
     OutputDelta,
@@ -92,7 +98,6 @@ class LLM:
             parked,
             config.compress_every,
         )
-        self._grammars = Grammars(tokenizer, executor.limits.vocab_size)
         self._boxes: dict[int, deque[OutputDelta]] = {}
         self._outbox: deque[OutputDelta] = deque()
 
@@ -142,10 +147,10 @@ class LLM:
         are text. An answer ends at the template's own end token too. session: as in `generate`.
         Raises UserError.
         """
-        each = [messages] if chat_prompts.is_one(messages) else messages
+        each = prompts_module.conversations(messages)
         how = prompts_module.params_for_each(params, len(each))
         requests = [
-            self.read_chat(one, own, chat_template_kwargs, tools=tools, session=session)  # type: ignore[arg-type]
+            self.read_chat(one, own, chat_template_kwargs, tools=tools, session=session)
             for one, own in zip(each, how, strict=True)
         ]
         return [_joined(*pair) for pair in zip(requests, self._run(requests), strict=True)]
@@ -174,16 +179,12 @@ class LLM:
         session: str = "",
     ) -> Request:
         """Check one conversation, for a later `submit` or `stream`. Raises like `chat`."""
-        chat = self._chat_prompts
-        token_ids = chat.token_ids(
-            messages, chat_template_kwargs, tools, limits=self.executor.limits
+        params = params or SamplingParams()
+        request = self._chats.request(
+            messages, params, chat_template_kwargs, tools, parks=self.parks
         )
-        ending = chat.ending(params or SamplingParams())
-        request = self.read(token_ids, ending, session=session)
-        if not self.parks:
-            return request
-        park_at = chat.park_at(token_ids, messages, chat_template_kwargs, tools)
-        return replace(request, park_at=park_at)
+        (request,) = self._of_session(session, [self.constrained(request)])
+        return request
 
     def read(
         self, prompt: Prompt, params: SamplingParams | None = None, *, session: str = ""
@@ -271,11 +272,14 @@ class LLM:
         return self.executor.limits.batch
 
     @cached_property
-    def _chat_prompts(self) -> ChatPrompts:
+    def _chats(self) -> Chats:
         if self._directory is None:
             raise UserError("an LLM on an executor has no chat template", "use LLM(build_dir)")
-        limits = self.executor.limits
-        return ChatPrompts.open(self._directory, self.tokenizer, limits.eos_token_id)
+        return open_chats(self._directory, self.tokenizer, self.executor.limits)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return make_grammars(self.tokenizer, self.executor.limits.vocab_size)
 
     def _read(
         self,

@@ -26,6 +26,9 @@ from snapexport.runtime.requests.request import Request, SamplingParams
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
 Continuations = Prompt | Sequence[Prompt] | None
+Message = Mapping[str, Any]
+"""A turn of a chat: its `role` and its `content`, both texts, and what else the template reads."""
+Conversation = Sequence[Message]
 
 
 BYTES_PER_TOKEN = 16
@@ -154,6 +157,12 @@ def _one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if each and all(isinstance(item, Integral) for item in each):
         return [each]
     return each
+
+
+def conversations(messages: Conversation | Sequence[Conversation]) -> Sequence[Conversation]:
+    """Each of a list of conversations, or a single one."""
+    is_list = isinstance(messages, list | tuple) and bool(messages)
+    return [messages] if is_list and isinstance(messages[0], Mapping) else messages  # type: ignore[list-item,return-value]
 
 
 def params_for_each(params: Params, count: int) -> Sequence[SamplingParams]:

@@ -12,8 +12,7 @@ from typing import Literal
 
 from snapexport.errors import UserError
 from snapexport.runtime.engine.rows import Row
-from snapexport.runtime.requests.grammars.grammar import Grammar
-from snapexport.runtime.requests.structured_outputs import StructuredOutputs
+from snapexport.runtime.requests.structured_outputs import Grammar, StructuredOutputs
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 """stop: an end-of-sequence token, a stop token or a stop string. length: max_tokens or the build's

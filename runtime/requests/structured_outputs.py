@@ -6,9 +6,10 @@ Knows no tokenizer and no grammar library: `grammars` compiles it.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from snapexport.errors import UserError
+from snapexport.runtime.arrays import Floats
 
 Kind = Literal["json", "regex", "choice", "grammar"]
 
@@ -16,6 +17,34 @@ NAMES = "json", "regex", "choice", "grammar", "json_object"
 
 MOST_CHARACTERS = 1 << 17
 """Of a schema, an expression or a grammar. OpenAI's API takes schemas of about this size."""
+
+
+class Place(Protocol):
+    """The place of an answer in its form."""
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text so far is all that the form asks for."""
+
+    @property
+    def must_end(self) -> bool:
+        """Whether nothing may follow."""
+
+    def bias(self) -> Floats:
+        """For the logits [V]: 0 for tokens that may be next, -inf for others."""
+
+    def take(self, token: int) -> None:
+        """Go on by an allowed token. Raises UserError if the form can't be followed further."""
+
+
+class Grammar(Protocol):
+    """A compiled form. vocab_size: of the logits."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def begin(self) -> Place:
+        """The place of a new answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from snapexport.builder.texts import read_texts
 from snapexport.exporter.architectures import model_facts
 from snapexport.exporter.decoders import load_decoder
 from snapexport.exporter.opening import open_checkpoint
-from snapexport.runtime.chat.chat_prompts import ChatPrompts
+from snapexport.runtime.chat.chat_prompts import Chat, ChatPrompts
 from tests.runtime.tokenizers_for_tests import byte_level
 
 SHOWN = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ messages[0].content }}"
@@ -81,10 +81,11 @@ def test_tokens_are_those_of_transformers(files: dict[str, object], tmp_path: Pa
     for name, content in read_texts(tmp_path).items():
         (build / name).write_bytes(content)
     tokenizer = Tokenizer.from_file(str(build / "tokenizer.json"))
-    ours = ChatPrompts.open(build, tokenizer, frozenset())
+    ours = ChatPrompts.open(build, tokenizer)
+    prompt = ours.prompt(Chat(ASKED))
     text = theirs.apply_chat_template(ASKED, tokenize=False)
-    assert ours.text(ASKED) == text
-    assert ours.token_ids(ASKED) == theirs(text, add_special_tokens=False)["input_ids"]
+    assert prompt.text == text
+    assert prompt.token_ids == theirs(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.encode("one").ids == theirs("one")["input_ids"]
     for name, token in theirs.special_tokens_map.items():
         assert json.loads((build / "tokenizer_config.json").read_text())[name] == token

@@ -10,7 +10,7 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any
 
-from snapexport.serving.openai.connections import LEAST_SECONDS
+from snapexport.serving.openai.http.connections import LEAST_SECONDS
 from tests.fuzz_http.fuzz import PLAIN, parsed, served
 from tests.fuzz_http.raw_client import connected, exchange
 from tests.fuzz_http.stall import streaming

@@ -94,7 +94,7 @@ def post_json(path: str, body: Mapping[str, Any]) -> bytes:
     return post(path, json.dumps(body).encode())
 
 
-async def exchange(port: int, raw: bytes, seconds: float = 30, ends: bool = True) -> Answer:
+async def exchange(port: int, raw: bytes, seconds: float = 300, ends: bool = True) -> Answer:
     """Send a request on a connection of its own, and read its answer.
 
     ends False: stop writing after it, since the server may wait for more.

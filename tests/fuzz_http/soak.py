@@ -25,7 +25,7 @@ AT_ONCE = 24
 PROMPTS = ("The old", "The register", "a", "Once upon a time there was a small")
 MOST_GROWTH = 64 << 20
 """Bytes by which the server's memory may grow after the first tenth."""
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 def body(chance: random.Random) -> tuple[str, dict[str, Any]]:

@@ -9,8 +9,8 @@ import torch
 from snapexport import LLM, SamplingParams
 from snapexport.contract.build_directory import Build
 from snapexport.runtime.chat.chat_template import load
-from snapexport.runtime.chat.end_token import end_token
 from snapexport.runtime.chat.template_files import read_config
+from snapexport.runtime.chat.template_habits import end_token
 from snapexport.runtime.requests.prompts import load_tokenizer
 from tests.serving.process import Serving, serve
 

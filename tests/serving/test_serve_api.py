@@ -14,7 +14,7 @@ import pytest
 
 from snapexport.runtime.requests.request import Completion, SamplingParams
 from snapexport.vault import make_prompt
-from tests.serving.process import Serving, read_metrics, serve
+from tests.serving.process import SECONDS, Serving, read_metrics, serve
 
 if TYPE_CHECKING:
     from snapexport import LLM
@@ -105,7 +105,7 @@ def test_logprobs_equal_the_llms(client: openai.OpenAI, llm: "LLM") -> None:
 
 def test_clients_that_leave_free_a_full_queue(serving: Serving, client: openai.OpenAI) -> None:
     """All slots taken, the queue full: one is refused, and those who wait get the freed slots."""
-    options = OPTIONS | {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}
+    options = OPTIONS | {"max_tokens": 10_000, "extra_body": {"ignore_eos": True}}
     many = [client.completions.create(prompt="a", n=4, stream=True, **options) for _ in "ab"]
     with ThreadPoolExecutor(1) as pool:
         create = serving.client().completions.create
@@ -114,17 +114,17 @@ def test_clients_that_leave_free_a_full_queue(serving: Serving, client: openai.O
         with pytest.raises(openai.InternalServerError, match="try again later") as refused:
             client.completions.create(prompt="a", **OPTIONS)
         assert refused.value.status_code == 503 and refused.value.response.headers["retry-after"]
-        with urlopen(f"{serving.url}/health", timeout=10) as answer:
+        with urlopen(f"{serving.url}/health", timeout=SECONDS) as answer:
             assert json.load(answer) == {"status": "ok"}
         for stream in many:
             stream.close()
-        assert len(waiting.result(30).choices) == MAX_PENDING
+        assert len(waiting.result(SECONDS).choices) == MAX_PENDING
     until(serving, requests_running=0, requests_waiting=0, slots_used=0)
 
 
 def until(serving: Serving, **expected: float) -> None:
     """Wait for the model's metrics to have these values, as /metrics passes them on."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + SECONDS
     while True:
         metrics = read_metrics(f"{serving.url}/metrics")
         found = {name: metrics[name] for name in expected}

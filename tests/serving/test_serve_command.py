@@ -4,7 +4,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -74,10 +73,8 @@ def test_second_signal_ends_it_within_seconds(build: Path, tmp_path: Path) -> No
         assert serving.process.stderr is not None
         assert "verification" in serving.process.stderr.readline()
         assert "draining" in serving.process.stderr.readline()
-        started = time.monotonic()
         serving.process.send_signal(signal.SIGTERM)
-        serving.ended()
-        assert time.monotonic() - started < 5
+        serving.ended()  # it would drain for longer than this waits
 
 
 def test_api_key_and_hosts_are_checked_and_requests_logged(

@@ -1,7 +1,7 @@
 """Streams of outputs: slow readers, cancellations, a full queue and the end."""
 
 import asyncio
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -9,17 +9,11 @@ import pytest
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.serving import streams as streams_module
 from snapexport.serving.failures import GenerationError
-from tests.serving.openai.conftest import started
+from tests.serving.openai.conftest import started, until
 from tests.serving.openai.watched_llm import SLOTS, make_llm
+from tests.serving.process import SECONDS
 
 pytestmark = pytest.mark.anyio
-
-
-async def until(holds: Any) -> None:
-    end = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)
 
 
 async def test_slow_reader_gets_joined_outputs_and_stalls_nobody() -> None:
@@ -92,14 +86,24 @@ async def test_close_ends_streams_and_refuses_new_ones() -> None:
     assert stopping.value.code == "stopping" and not streams.worker.is_running
 
 
-async def test_event_loop_runs_on_while_a_step_takes_long() -> None:
-    llm = make_llm()
-    llm.seconds = 0.3
+async def test_event_loop_runs_on_while_a_step_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm, begun, ends = make_llm(), threading.Event(), threading.Event()
+    step = llm.step
+
+    def long() -> Any:
+        begun.set()
+        assert ends.wait(SECONDS), "the loop waits for the step"
+        return step()
+
+    monkeypatch.setattr(llm, "step", long)
     streams = started(llm).streams
     task = asyncio.ensure_future(anext(streams.stream(llm.read([1]))))
-    longest, before = 0.0, time.monotonic()
-    while not task.done():
-        await asyncio.sleep(0.001)
-        longest, before = max(longest, time.monotonic() - before), time.monotonic()
-    assert longest < 0.15
+    await until(begun.is_set)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not task.done()
+    ends.set()
+    await task
     await streams.close()

@@ -1,7 +1,7 @@
 """The usage of OpenAI's API counts each prompt once, and what a parked row held of it."""
 
 from snapexport.runtime.requests.request import OutputDelta
-from snapexport.serving.openai.responses import Usage
+from snapexport.serving.openai.writers.choices import Usage
 
 
 def test_cached_tokens_of_a_prompt_count_once_for_all_its_answers() -> None:

@@ -10,9 +10,10 @@ import pytest
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, SamplingParams
 from snapexport.serving.failures import CANCELLED, STOPPING, Failure
-from snapexport.serving.warm_up import run_every_decode, warm_up
+from snapexport.serving.model import run_every_decode, warm_up
 from snapexport.serving.worker import ActiveRequest, Event, Worker
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
+from tests.serving.process import SECONDS
 
 SLOTS, PENDING = 3, 2
 
@@ -43,7 +44,7 @@ class Bench:
         """All events of one request, until its last; those of others are dropped."""
         events: list[Event] = []
         while not (events and _is_last(events[-1])):
-            events += [event for of, event in self.events.get(timeout=5) if of is active]
+            events += [event for of, event in self.events.get(timeout=SECONDS) if of is active]
         return events
 
 
@@ -51,7 +52,7 @@ class Bench:
 def bench() -> Any:
     one = Bench()
     yield one
-    one.worker.stop(5)
+    one.worker.stop(SECONDS)
 
 
 def _is_last(one: Event) -> bool:
@@ -69,7 +70,7 @@ def alone(length: int, max_tokens: int) -> tuple[int, ...]:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + SECONDS
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -97,7 +98,7 @@ def test_prefill_is_no_time_in_the_queue(bench: Bench, monkeypatch: pytest.Monke
     assert bench.worker.accept(active) is None
     bench.events_of(active)
     seconds = dict(bench.observed)
-    assert seconds["queue_seconds"] < 0.1 < seconds["time_to_first_token_seconds"]
+    assert seconds["time_to_first_token_seconds"] - seconds["queue_seconds"] >= 0.2
 
 
 def test_requests_over_slots_and_max_pending_are_refused(bench: Bench) -> None:
@@ -195,7 +196,7 @@ def test_request_that_cannot_be_submitted_fails_alone(
     bench.worker.start()
     events: dict[ActiveRequest, list[Event]] = {active: [] for active in requests}
     while not all(those and _is_last(those[-1]) for those in events.values()):
-        for active, one in bench.events.get(timeout=5):
+        for active, one in bench.events.get(timeout=SECONDS):
             events[active].append(one)
     assert [ids(events[requests[0]]), ids(events[requests[2]])] == [alone(6, 5), alone(7, 5)]
     assert events[requests[1]] == [Failure("the runtime failed: RuntimeError: planted", "internal")]
@@ -222,8 +223,8 @@ def test_stop_ends_all_requests_and_refuses_new_ones(bench: Bench) -> None:
         bench.worker.accept(active)
     bench.worker.stop(0)
     bench.worker.start()
-    bench.worker.stop(5)
-    events = bench.events.get(timeout=5)
+    bench.worker.stop(SECONDS)
+    events = bench.events.get(timeout=SECONDS)
     assert events == [(active, STOPPING) for active in requests]
     assert bench.worker.accept(bench.request()) == STOPPING
 

@@ -1,8 +1,10 @@
-"""The protocol of parsers of a model's output, and the events that they tell."""
+"""Defines the protocol of parsers of a model's output, and their events; makes calls of JSON."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from math import isfinite
+from typing import Any, NoReturn, Protocol
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The tools of a request: name to JSON schema of the parameters."""
@@ -112,7 +114,7 @@ def longest_beginning(text: str, of: Iterable[str]) -> int:
     return most
 
 
-def joined(events: Iterable[Event]) -> list[Event]:
+def join_texts(events: Iterable[Event]) -> list[Event]:
     """The events, with neighbouring texts of one kind as one."""
     whole: list[Event] = []
     for event in events:
@@ -126,3 +128,83 @@ def joined(events: Iterable[Event]) -> list[Event]:
         else:
             whole.append(event)
     return whole
+
+
+OPENED = r"\{\s{0,64}[\"}]"
+"""The beginning of an object of arguments, from which on a call is passed on as it comes."""
+
+
+def calls_of(value: Any, name: str | None = None) -> tuple[Call, ...]:
+    """The calls of an object or a list of objects; none if any of them is not a call.
+
+    name: of the one call whose arguments the value is.
+    """
+    if name is not None:
+        calls = [call_of(name, value)]
+    else:
+        calls = [_named_call(one) for one in (value if isinstance(value, list) else [value])]
+    known = tuple(call for call in calls if call)
+    return known if len(known) == len(calls) else ()
+
+
+def call_of(name: Any, arguments: Any) -> Call | None:
+    """The call; None without a name, or with arguments that are no object."""
+    if isinstance(arguments, str):  # JSON within JSON
+        arguments = load_json(arguments)
+    is_named = isinstance(name, str) and name and _is_unicode(name)
+    if not is_named or not isinstance(arguments, dict):
+        return None
+    return Call(name, dump_json(arguments))
+
+
+def _named_call(value: Any) -> Call | None:
+    """The call of {"name": ..., "arguments": ...}."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict) or not value.keys() & {"arguments", "parameters"}:
+        return None
+    arguments = value.get("arguments", value.get("parameters"))
+    return call_of(value.get("name"), {} if arguments is None else arguments)
+
+
+class ArgumentsText:
+    """The text of arguments that are passed on as they come."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def add(self, text: str) -> list[CallArguments]:
+        """The event of a piece."""
+        self._pieces.append(text)
+        return [CallArguments(text)] if text else []
+
+    def end(self) -> CallEnded:
+        """The event of the end."""
+        return CallEnded(isinstance(load_json("".join(self._pieces)), dict))
+
+
+def load_json(text: str) -> Any:
+    """The value of a JSON text; None if it is none, or has a number that no double can be."""
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return None
+
+
+def dump_json(value: Any) -> str:
+    """The JSON text of a value. Raises ValueError for a number that JSON doesn't have."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text if _is_unicode(text) else json.dumps(value)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether an answer can be encoded with it: halves of characters can't."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _finite(number: str) -> float:
+    return value if isfinite(value := float(number)) else _refuse(number)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

@@ -6,17 +6,16 @@ from functools import partial
 from typing import TypeVar
 
 from snapexport.errors import UserError
-from snapexport.runtime.chat.parsers import (
-    gemma_calls,
-    json_calls,
-    python_calls,
-    thinking,
-    xml_calls,
+from snapexport.runtime.chat.parsers import json_calls, literal_calls, thinking, xml_calls
+from snapexport.runtime.chat.parsers.answer_grammars import (
+    Wrap,
+    calls_grammar,
+    form_or,
+    free_calls,
+    reasoning_first,
 )
-from snapexport.runtime.chat.parsers.forced import Wrap, calls_grammar, form_or, free_calls
 from snapexport.runtime.chat.parsers.harmony import MARKS, Harmony
 from snapexport.runtime.chat.parsers.parser import Chained, OutputParser, Plain, Tools
-from snapexport.runtime.chat.parsers.reasoning_first import reasoning_first
 from snapexport.runtime.chat.parsers.thinking import ThinkParser, ThinkSyntax
 from snapexport.runtime.chat.parsers.tool_parser import (
     ToolParser,
@@ -98,12 +97,12 @@ TOOL_FORMATS = (
         wrap=_MARKED,
     ),
     _tools("mistral", json_calls.MISTRAL, "[TOOL_CALLS]", new_id=short_call_id, wrap=_LISTED),
-    _tools("functiongemma", gemma_calls.FUNCTION_GEMMA, "<start_function_call>"),
-    _tools("gemma4", gemma_calls.GEMMA4, "<|tool_call>"),
+    _tools("functiongemma", literal_calls.FUNCTION_GEMMA, "<start_function_call>"),
+    _tools("gemma4", literal_calls.GEMMA4, "<|tool_call>"),
     _tools("granite", json_calls.GRANITE, "<|tool_call|>", wrap=_BEHIND_A_TOKEN),
     _tools("qwen3_coder", xml_calls.QWEN3_CODER, "<function="),
     _tools("hermes", json_calls.HERMES, "<tool_call>", wrap=_TAGGED),
-    _tools("pythonic", python_calls.PYTHONIC, python_calls.START),
+    _tools("pythonic", literal_calls.PYTHONIC, literal_calls.PYTHON_START),
     _tools(
         "llama3_json", json_calls.LLAMA3, "<|python_tag|>", "Environment: ipython", wrap=_PARAMETERS
     ),
@@ -123,7 +122,7 @@ REASONING_PARSERS = (AUTO, NONE, *(row.name for row in REASONING_FORMATS))
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """How one model writes calls and reasoning; None: it does not, or nobody wants to know.
+    """How one model writes calls and reasoning; None: as text, which nothing reads.
 
     is_unknown: no format of calls has a mark in the template, and none was named.
     """
@@ -135,8 +134,8 @@ class OutputFormat:
     @classmethod
     def of(cls, template: str, tools: str = AUTO, reasoning: str = AUTO) -> "OutputFormat":
         """The formats by name, or by the template's text. Raises UserError for another name."""
-        calls = _chosen("--tool-parser", tools, TOOL_FORMATS, template)
-        thinks = _chosen("--reasoning-parser", reasoning, REASONING_FORMATS, template)
+        calls = _row_of("--tool-parser", tools, TOOL_FORMATS, template)
+        thinks = _row_of("--reasoning-parser", reasoning, REASONING_FORMATS, template)
         return cls(calls, thinks, tools == AUTO and calls is None)
 
     def needs(self, special: Iterable[str], with_tools: bool) -> bool:
@@ -157,7 +156,7 @@ class OutputFormat:
     ) -> str:
         """The grammar around a form that lets an answer be calls instead, by `form_or`.
 
-        It is `outer` itself where a call's beginning can't be told from a form's: in bare JSON.
+        It is `outer` itself where a call may begin as a form does: in bare JSON.
         """
         row = self.tools
         if row is None or not (row.wrap or row.starts):
@@ -200,11 +199,25 @@ class OutputFormat:
         reads = calls.make(tools) if calls else Plain()
         return Chained(thinks, reads) if thinks else reads
 
+    @property
+    def new_call_id(self) -> Callable[[], str]:
+        """Makes the ids of calls, as the family's templates want them."""
+        return self.tools.new_id if self.tools else call_id
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a request's answers are read. parallel: whether an answer may have several calls."""
+
+    parser: Callable[[], OutputParser] = Plain
+    new_id: Callable[[], str] = call_id
+    parallel: bool = True
+
 
 Row = TypeVar("Row", ToolFormat, ReasoningFormat)
 
 
-def _chosen(flag: str, name: str, rows: Iterable[Row], template: str) -> Row | None:
+def _row_of(flag: str, name: str, rows: Iterable[Row], template: str) -> Row | None:
     if name == NONE:
         return None
     known: dict[str, Row] = {row.name: row for row in rows}

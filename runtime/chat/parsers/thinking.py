@@ -7,7 +7,7 @@ from snapexport.runtime.chat.parsers.parser import (
     Content,
     Event,
     Reasoning,
-    joined,
+    join_texts,
     longest_beginning,
 )
 
@@ -26,7 +26,7 @@ GEMMA4 = ThinkSyntax("<|channel>thought", "<channel|>")
 
 
 class ThinkParser:
-    """Tells reasoning, and then content. White space around reasoning is dropped."""
+    """Passes on reasoning, and then content. White space around reasoning is dropped."""
 
     def __init__(self, syntax: ThinkSyntax, prompt: str) -> None:
         """prompt: it may open the reasoning itself."""
@@ -44,12 +44,12 @@ class ThinkParser:
         if not self._has_begun and not self._begin():
             return []
         if self._is_over:
-            return self._content(self._released(len(self._held)))
+            return self._content(self._release(len(self._held)))
         return self._think()
 
     def finish(self) -> Sequence[Event]:
-        """What was held back: of an answer that ended before its content, all is reasoning."""
-        rest = self._released(len(self._held))
+        """The text that was held back: all of it is reasoning if the content has not begun."""
+        rest = self._release(len(self._held))
         if self._is_open:
             return self._reasoning(rest)
         return [Content(rest)] if rest else []
@@ -69,11 +69,11 @@ class ThinkParser:
         at = self._held.find(closes)
         if at < 0:
             certain = len(self._held) - longest_beginning(self._held, [closes])
-            return self._reasoning(self._released(certain))
-        events = self._reasoning(self._released(at))
-        self._released(len(closes))
+            return self._reasoning(self._release(certain))
+        events = self._reasoning(self._release(at))
+        self._release(len(closes))
         self._gap, self._is_open, self._is_over, self._drops_space = "", False, True, True
-        return joined([*events, *self._content(self._released(len(self._held)))])
+        return join_texts([*events, *self._content(self._release(len(self._held)))])
 
     def _reasoning(self, text: str) -> list[Event]:
         """The text, but for white space at its beginning, and at its end until more follows."""
@@ -92,6 +92,6 @@ class ThinkParser:
             self._drops_space = not text
         return [Content(text)] if text else []
 
-    def _released(self, length: int) -> str:
+    def _release(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
         return text

@@ -11,14 +11,14 @@ from snapexport.runtime.chat.parsers.parser import (
     Content,
     Event,
     Tools,
-    joined,
+    join_texts,
     longest_beginning,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A stretch of text that is read: what it tells of calls, or nothing if it is text after all.
+    """A stretch of text that is read, and its events; none if it is text after all.
 
     goes_on: the reader reads on after it.
     """
@@ -32,11 +32,11 @@ class Reader(Protocol):
     """Reads one stretch of calls, from its first character on."""
 
     def read(self, text: str) -> Found | None:
-        """What the text begins with; None if more of it is needed."""
+        """The stretch that the text begins with; None if more of it is needed."""
         ...
 
     def finish(self, text: str) -> Sequence[CallEvent]:
-        """What a text that ends here tells of calls; nothing if it is text after all."""
+        """The events of a text that ends here; none if it is text after all."""
         ...
 
 
@@ -57,7 +57,7 @@ class ToolSyntax:
 
 
 class ToolParser:
-    """Tells content and calls. White space around calls is dropped."""
+    """Passes on content and calls. White space around calls is dropped."""
 
     def __init__(self, syntax: ToolSyntax, tools: Tools) -> None:
         self._syntax, self._tools = syntax, tools
@@ -71,17 +71,17 @@ class ToolParser:
         self._held += text
         while self._read() if self._reader else self._seek():
             pass
-        return self._taken()
+        return self._take_events()
 
     def finish(self) -> Sequence[Event]:
         """The events of what was held back."""
         if self._reader and (calls := self._reader.finish(self._held)):
             self._events += calls
-            return self._taken()
+            return self._take_events()
         self._say(self._held)
         if self._gap:
             self._events.append(Content(self._gap))
-        return self._taken()
+        return self._take_events()
 
     def _read(self) -> bool:
         """Read on in a stretch of calls; whether there may be more to read."""
@@ -138,7 +138,7 @@ class ToolParser:
         return True
 
     def _say(self, text: str) -> None:
-        """Tell text, but for white space at its end, which calls may follow."""
+        """Pass text on, but for white space at its end, which calls may follow."""
         if self._after_call and not text.strip():
             return
         whole = self._gap + text
@@ -148,9 +148,9 @@ class ToolParser:
             self._events.append(Content(certain))
             self._is_first = False
 
-    def _taken(self) -> list[Event]:
+    def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
-        return joined(events)
+        return join_texts(events)
 
 
 def call_id() -> str:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from snapexport.errors import UserError
-from snapexport.runtime.requests.grammars.subschemas import mapped
+from snapexport.runtime.requests.grammars.schemas import map_subschemas
 
 _LENGTHS = "minLength", "maxLength"
 
@@ -51,7 +51,7 @@ def _acceptable(schema: Any, lenient: bool) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     again = partial(_acceptable, lenient=lenient)
-    inner = mapped(schema, again, again)
+    inner = map_subschemas(schema, again, again)
     for key in _COUNTS:
         if isinstance(count := inner.get(key), float) and count.is_integer():
             inner[key] = int(count)
@@ -62,11 +62,11 @@ def _acceptable(schema: Any, lenient: bool) -> Any:
     if inexact and not lenient:
         why = f"a schema's {inexact[0]} has an integer that is held as a double, and differs then"
         raise UserError(why, "give it as a text, or without `strict`")
-    dropped = {*inexact, *_refused(inner)} if lenient else ()
+    dropped = {*inexact, *_refused_keys(inner)} if lenient else ()
     return {key: value for key, value in inner.items() if key not in dropped}
 
 
-def _refused(schema: Mapping[str, Any]) -> Iterator[str]:
+def _refused_keys(schema: Mapping[str, Any]) -> Iterator[str]:
     """Keywords that llguidance refuses for their values."""
     if isinstance(pattern := schema.get("pattern"), str) and _is_foreign(pattern):
         yield "pattern"
@@ -105,7 +105,7 @@ def _is_exact(value: Any) -> bool:
 
 
 def _inwards(schema: Mapping[str, Any], key: str) -> Any:
-    """A bound, or the next double within its range where it lies between two."""
+    """A bound, or the next double within its range where it is between two."""
     bound, way = schema[key], -1 if "aximum" in key else 1
     if not isinstance(bound, int) or abs(bound) >= _MOST:
         return bound
@@ -118,7 +118,7 @@ def _number(schema: Mapping[str, Any], key: str) -> float:
 
 
 def _are_disjoint(patterns: list[str]) -> bool:
-    """Whether no name may match two expressions, as far as their first letters tell."""
+    """Whether no name may match two expressions, as far as their first letters say."""
     if any(map(_is_foreign, patterns)):
         return False
     found = sorted(match[1] if (match := _HEAD.fullmatch(one)) else "" for one in patterns)

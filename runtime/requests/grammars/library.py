@@ -1,7 +1,14 @@
-"""Calls llguidance: tokenizers, grammars and their limits. Imported where one is compiled."""
+"""Calls llguidance: tokenizers, grammars and their limits. Imported where one is compiled.
+
+    python -m snapexport.runtime.requests.grammars.library
+
+compiles grammars as a process of its own, for `compiler`: a small one may take all time and all
+memory. The first message is a vocabulary, and each further one a form to compile.
+"""
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +17,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError, first_line
+from snapexport.runtime.confined import OPENING_CPU_SECONDS, serve
 from snapexport.runtime.requests.grammars.acceptable import acceptable
-from snapexport.runtime.requests.grammars.closed_objects import closed
+from snapexport.runtime.requests.grammars.schemas import close_objects
 from snapexport.runtime.requests.structured_outputs import Kind
 
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
@@ -83,12 +91,12 @@ def grammar_of(kind: Kind, text: str, lenient: bool, closes: bool = True) -> str
         options: Any = {"whitespace_pattern": _WHITESPACE}
         options |= {"lenient": True, "coerce_one_of": True} if lenient else {}
         schema = json.loads(text)
-        source = json.dumps(acceptable(closed(schema) if closes else schema, lenient))
+        source = json.dumps(acceptable(close_objects(schema) if closes else schema, lenient))
         return llguidance.LLMatcher.grammar_from_json_schema(source, defaults=options)
     except UserError:
         raise
     except (ValueError, RecursionError) as error:
-        raise refused(str(error)) from None
+        raise refusal(str(error)) from None
 
 
 def _of_regex(text: str) -> str:
@@ -101,7 +109,7 @@ def _of_regex(text: str) -> str:
     return llguidance.LLMatcher.grammar_from_lark(f"start: /{lark}/")
 
 
-def embedded(outer: str, form: str) -> str:
+def embed(outer: str, form: str) -> str:
     """The form, as `grammar_of` returns it, where a Lark grammar says @form."""
     is_lark = not form.lstrip().startswith("{")
     first, *others = [{"lark_grammar": form}] if is_lark else json.loads(form)["grammars"]
@@ -113,7 +121,7 @@ def matcher_of(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LL
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
     matcher.compute_bitmask()
     if matcher.is_error():
-        raise refused(matcher.get_error())
+        raise refusal(matcher.get_error())
     return matcher
 
 
@@ -127,10 +135,10 @@ def walk(matcher: llguidance.LLMatcher, end: int) -> None:
             break
         matcher.consume_token(int(allowed[len(allowed) // 2]))
     if matcher.is_error():
-        raise refused(matcher.get_error())
+        raise refusal(matcher.get_error())
 
 
-def refused(why: str) -> UserError:
+def refusal(why: str) -> UserError:
     """The error of a grammar that llguidance doesn't take, without the grammar that it shows."""
     reason = _SHOWN.sub("", why)
     for own, plain in _WORDS.items():
@@ -138,3 +146,37 @@ def refused(why: str) -> UserError:
     if schema := _SCHEMA.search(why):
         reason = f"{schema[1]}: {reason.rpartition('JSON schema: ')[2]}"
     return UserError(f"structured_outputs can't be compiled: {' '.join(reason.split())}", _HINT)
+
+
+class _Trial:
+    """Opens the vocabulary of the first message, and compiles the form of each further one."""
+
+    _tokenizer: Any = None
+    _end = 0
+
+    def answer(self, given: bytes) -> Mapping[str, Any]:
+        """The reply to a message."""
+        try:
+            if self._tokenizer is None:
+                vocabulary = Vocabulary(**json.loads(given))
+                self._tokenizer, self._end = vocabulary.open(), vocabulary.end
+                return {}
+            kind, text, lenient, within = json.loads(given)
+            try:
+                grammar = self._try(kind, text, lenient, True)
+            except UserError:  # joined objects may leave no answer once they are closed
+                grammar = self._try(kind, text, lenient, False)
+            if within:  # text before the form puts it off, so that both are tried
+                matcher_of(self._tokenizer, embed(within, grammar))
+            return {"grammar": grammar}
+        except UserError as error:
+            return {"message": error.message, "hint": error.hint}
+
+    def _try(self, kind: Kind, text: str, lenient: bool, closes: bool) -> str:
+        grammar = grammar_of(kind, text, lenient, closes)
+        walk(matcher_of(self._tokenizer, grammar), self._end)
+        return grammar
+
+
+if __name__ == "__main__":
+    serve(_Trial().answer, OPENING_CPU_SECONDS)

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from snapexport.cli.prompt import system_message
 from snapexport.cli.streaming import Answer, stream
 from snapexport.errors import UserError
-from snapexport.runtime.chat.chat_prompts import Message
 from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.prompts import PromptTooLongError
+from snapexport.runtime.requests.prompts import Message, PromptTooLongError
 from snapexport.runtime.requests.request import Request, SamplingParams
 
 NEW = "start anew with /reset"

@@ -19,8 +19,7 @@ from snapexport.cli import flags
 from snapexport.cli.console import OUT
 from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError, flag_of
-from snapexport.serving.dynamo.installation import require_installed
-from snapexport.serving.dynamo.options import ClusterOptions, WorkerOptions
+from snapexport.serving.dynamo.options import ClusterOptions, WorkerOptions, require_installed
 
 HELP = "serve a build by NVIDIA Dynamo, prefill and decode apart"
 UP = "up"
@@ -66,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         require_compatible({"dynamo": "worker", "cluster_flag": given})
         options = WorkerOptions(build=Path(build), **common, **flags.values(arguments, WORKER))
         require_installed()
-        from snapexport.serving.dynamo.worker import run_worker
+        from snapexport.serving.dynamo.engine import run_worker
 
         run_worker(options)
         return 0

@@ -14,8 +14,8 @@ import json
 
 from snapexport.cli import flags, llm, prompt
 from snapexport.cli.streaming import stream
-from snapexport.runtime.chat.chat_prompts import Message
 from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.prompts import Message
 from snapexport.runtime.requests.request import Request, SamplingParams
 
 HELP = "stream text from a build"

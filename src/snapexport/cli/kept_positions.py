@@ -17,7 +17,7 @@ from snapexport.cli.whole_file import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, flag_of
 from snapexport.measure import page
-from snapexport.runtime.chat.chat_prompts import ChatPrompts
+from snapexport.runtime.chat.chat_prompts import Chat, ChatPrompts
 from snapexport.runtime.engine.open_executor import BackendName
 
 
@@ -44,8 +44,8 @@ def read(arguments: argparse.Namespace, build: Build) -> Given | None:
     if messages is None:
         return Given(text, is_whole=False)
     with prompt.template_errors():
-        chat = ChatPrompts.open(build.directory, None, frozenset())
-        given = Given(chat.text(messages), is_whole=True)
+        chat = ChatPrompts.open(build.directory)
+        given = Given(chat.text(Chat(messages)), is_whole=True)
     prompt.note_template(arguments)
     return given
 

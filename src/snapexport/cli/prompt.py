@@ -14,9 +14,9 @@ from snapexport.cli.console import ERR
 from snapexport.contract.build_directory import Build
 from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
-from snapexport.runtime.chat.chat_prompts import Message, require_template
+from snapexport.runtime.chat.chat_prompts import require_template
 from snapexport.runtime.chat.template_files import has_template
-from snapexport.runtime.requests.prompts import PromptTooLongError, TextTooLongError
+from snapexport.runtime.requests.prompts import Message, PromptTooLongError, TextTooLongError
 
 MOST_BYTES = 1 << 26
 """Of a prompt's file: more than any build takes, and no more memory than that."""

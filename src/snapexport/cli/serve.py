@@ -18,8 +18,8 @@ from pathlib import Path
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT
 from snapexport.errors import needs_extra
-from snapexport.serving.addresses import Addresses
 from snapexport.serving.options import ServeOptions
+from snapexport.serving.process import Addresses
 
 API_KEY = "SNAPEXPORT_API_KEY"
 HELP = "serve a build through an OpenAI-compatible API"

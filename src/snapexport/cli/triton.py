@@ -15,7 +15,7 @@ from pathlib import Path
 
 from snapexport.cli import flags
 from snapexport.cli.console import OUT
-from snapexport.serving.triton.options import RepositoryOptions
+from snapexport.serving.options import RepositoryOptions
 
 HELP = "build -> model repository for Triton Inference Server"
 

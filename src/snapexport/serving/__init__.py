@@ -3,7 +3,8 @@
     model      `Model`: one loaded build, over which all three are written
     streams    requests to outputs, in an event loop
     worker     the thread that owns the LLM
-    openai/    HTTP: bodies to requests, outputs to answers; `serve` runs it
+    serve      runs `snapexport serve`
+    openai/    HTTP: bodies to requests, outputs to answers
     triton/    a model repository, and the code inside Triton's Python backend
     dynamo/    a worker of a cluster
 

@@ -13,17 +13,18 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from snapexport.contract.manifest import MANIFEST, Manifest, no_build
 from snapexport.errors import UserError
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
-from snapexport.runtime.chat.end_token import Template, sources
 from snapexport.runtime.chat.parsers.table import OutputFormat
+from snapexport.runtime.chat.template_habits import Template, sources
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.prompts import Prompt, encode, require_readable
+from snapexport.runtime.requests.prompts import Prompt, require_readable
 from snapexport.runtime.requests.request import Request, SamplingParams
 from snapexport.serving.metrics import Metric, Observe, TextForm, constant_gauges
 from snapexport.serving.options import ModelOptions
@@ -57,8 +58,11 @@ class Model:
         self.defaults = defaults or {}
         self.most_answers = llm.executor.limits.batch + max_pending
         """Answers that can run and wait at once."""
-        self._template = template
-        self.output_format = output_format or OutputFormat.of(sources(template) if template else "")
+        self.chat: ChatPrompts | None = None
+        """Turns conversations into prompts; None for a build without a chat template."""
+        if template:
+            known = output_format or OutputFormat.of(sources(template))
+            self.chat = ChatPrompts(llm.tokenizer, template, llm.executor.limits, known)
         self._gauges = gauges or {}
         self._text_form = TextForm()
         self.streams = Streams(
@@ -89,7 +93,7 @@ class Model:
             max_num_batched_tokens=options.max_num_batched_tokens,
             **settings,
         )
-        with suppress(UserError):  # a request that has a form will hear why it can't be had
+        with suppress(UserError):  # a request that has a form gets the error
             llm.open_grammars()
         return cls(
             options.model_name,
@@ -117,25 +121,6 @@ class Model:
         """The text and the bytes of a token."""
         return TokenText(self.tokenizer)
 
-    @cached_property
-    def added_tokens(self) -> dict[str, int]:
-        """The tokenizer's added tokens by their texts."""
-        known = self.tokenizer.get_added_tokens_decoder().items() if self.tokenizer else ()
-        return {token.content: index for index, token in known}
-
-    @cached_property
-    def special_texts(self) -> frozenset[str]:
-        """Texts of the tokenizer's special tokens."""
-        known = self.tokenizer.get_added_tokens_decoder().values() if self.tokenizer else ()
-        return frozenset(token.content for token in known if token.special)
-
-    @cached_property
-    def chat(self) -> ChatPrompts | None:
-        """Turns conversations into prompts; None for a build without a chat template."""
-        if self._template is None:
-            return None
-        return ChatPrompts(self.tokenizer, self._template, self.limits.eos_token_id)
-
     def read(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """Check a prompt. Refuses a text that is far too long before it is tokenized.
 
@@ -143,11 +128,6 @@ class Model:
         """
         require_readable(prompt, self.limits)
         return self.llm.read(prompt, params)
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text that has all its special tokens already. Raises UserError."""
-        require_readable(text, self.limits)
-        return encode(text, self.tokenizer, False)
 
     def values(self) -> dict[str, float]:
         """All gauges and counters by their metrics' names. Any thread may call this."""
@@ -169,3 +149,22 @@ def require_tokenizer(options: ModelOptions) -> None:
         raise no_build(options.build)
     if not os.path.lexists(options.build / TOKENIZER):
         raise UserError(f"{options.build} has no {TOKENIZER}", "copy it from the checkpoint")
+
+
+def warm_up(llm: LLM) -> None:
+    """Run every graph once, before the first request."""
+    run_every_decode(llm)
+    limits = llm.executor.limits
+    prompt = [0] * min(limits.prefill_chunk + 1, limits.longest_prompt)
+    llm.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))
+
+
+def run_every_decode(llm: LLM) -> None:
+    """Run a step of idle batch slots on each graph of decode. Overwrites all batch slots."""
+    limits = llm.executor.limits
+    for count in limits.decode_batches:
+        idle = np.zeros(count, np.int64)
+        llm.executor.decode(idle, idle, idle)
+        if limits.tokens_per_step > 1:
+            several = np.zeros((count, limits.tokens_per_step), np.int64)
+            llm.executor.decode(several, idle, idle)

@@ -10,6 +10,7 @@ from snapexport.runtime.chat.parsers.table import AUTO, REASONING_PARSERS, TOOL_
 from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.engine.openvino_options import Device, Precision
 from snapexport.runtime.requests.row_files import DEFAULT_BYTES
+from snapexport.serving.triton import interface
 
 MOST_PORT = 65535
 MOST_TEMPERATURE = 2
@@ -61,7 +62,7 @@ class ModelOptions:
                 raise self.unusable(name, "a number above 0")
 
     def require_port(self, name: str = "port") -> None:
-        """Raise UserError for what is no port."""
+        """Raise UserError for a number that is not a port."""
         if not 0 <= getattr(self, name) <= MOST_PORT:
             raise self.unusable(name, f"a number from 0 (a free port) to {MOST_PORT}")
 
@@ -127,13 +128,28 @@ class ServeOptions(ModelOptions):
         for name in self.allowed_host:
             if not _HOST.fullmatch(name):
                 raise UserError(
-                    f"--allowed-host {name} is no host's name",
+                    f"--allowed-host {name} is not the name of a host",
                     "give a name or an address without scheme and port, or * for any",
                 )
         for origin in self.allowed_origin:
             if not _ORIGIN.fullmatch(origin):
                 raise UserError(
-                    f"--allowed-origin {origin} is no origin",
+                    f"--allowed-origin {origin} is not an origin",
                     "give a scheme, a name and a port if there is one, such as "
                     "http://localhost:3000, or * for any",
                 )
+
+
+@dataclass(frozen=True)
+class RepositoryOptions(ModelOptions):
+    """A build, and the models that serve it. device None: gpu if the build has TensorRT engines."""
+
+    out: Path
+    device: interface.Device | None = None
+    copy: bool = False
+    overwrite: bool = False
+
+    @property
+    def unary_name(self) -> str:
+        """The name of the unary model."""
+        return self.model_name + interface.UNARY_SUFFIX

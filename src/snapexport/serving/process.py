@@ -1,10 +1,12 @@
-"""Helps to start server processes: free ports, an end with their parent's, and signs of life."""
+"""Helps to start and reach server processes: addresses, free ports, an end with their parent's."""
 
+import json
 import random
+import shlex
 import shutil
 import socket
-import urllib.request
 from contextlib import suppress
+from dataclasses import dataclass
 
 from snapexport.errors import UserError
 
@@ -23,6 +25,8 @@ def leash() -> list[str]:
 
 def answers(url: str) -> bool:
     """Whether a URL answers with status 200."""
+    import urllib.request  # slow to import, for the commands that start nothing
+
     try:
         with urllib.request.urlopen(url, timeout=1) as answer:
             return bool(answer.status == 200)
@@ -39,3 +43,36 @@ def free_port(host: str, below: int | None = None) -> int:
             found: int = listener.getsockname()[1]
             return found
     raise UserError(f"{host} has no free port", "see what listens there: `ss -tln`")
+
+
+_LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """The model's name, and the server's URLs."""
+
+    model: str
+    openai: str
+    health: str
+    metrics: str
+
+    @classmethod
+    def at(cls, url: str, model: str) -> "Addresses":
+        """The model's addresses at a server's URL."""
+        return cls(model, f"{url}/v1", f"{url}/health", f"{url}/metrics")
+
+    @property
+    def curl(self) -> str:
+        """A command line that sends a request."""
+        body = {"model": self.model, "prompt": "Once upon a time", "max_tokens": 32}
+        url = shlex.quote(f"{self.openai}/completions")
+        data = shlex.quote(json.dumps(body))
+        return f"curl {url} -H 'Content-Type: application/json' -d {data}"
+
+
+def url_of(listener: socket.socket) -> str:
+    """The server's URL, as a client on this machine reaches it."""
+    host, port = listener.getsockname()[:2]
+    local = _LOCAL.get(host, host)
+    return f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"

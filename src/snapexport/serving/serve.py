@@ -9,25 +9,47 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from snapexport.contract.manifest import Manifest
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 from snapexport.runtime.chat.chat_prompts import open_template
-from snapexport.runtime.chat.end_token import Template, sources
 from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.chat.template_files import has_template
-from snapexport.serving.addresses import Addresses, url_of
-from snapexport.serving.defaults import Defaults
-from snapexport.serving.model import Model, require_tokenizer
-from snapexport.serving.openai.access import Access, allowed_hosts
-from snapexport.serving.openai.api_server import Api
-from snapexport.serving.openai.health import Health
-from snapexport.serving.openai.http_server import bound, drain, first_of, listening
-from snapexport.serving.openai.signals import Signals
+from snapexport.runtime.chat.template_habits import sources
+from snapexport.runtime.requests.generation_config import CONFIG, served_sampling
+from snapexport.serving.model import Model, require_tokenizer, warm_up
+from snapexport.serving.openai.api import Api
+from snapexport.serving.openai.http.access import Access, allowed_hosts
+from snapexport.serving.openai.http.health import Health
+from snapexport.serving.openai.http.server import Signals, bind, drain, first_of, listening
 from snapexport.serving.options import ServeOptions
-from snapexport.serving.warm_up import warm_up
+from snapexport.serving.process import Addresses, url_of
+
+OWN = ("temperature", "top_p", "max_tokens")
+"""Options of the server. They come before the checkpoint's values."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """values: by names of SamplingParams. sources: where each comes from."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: ServeOptions) -> "Defaults":
+        """Find those of a build and its server. Raises UserError for a wrong file."""
+        found = {} if options.no_generation_config else served_sampling(options.build)
+        own = {name: value for name in OWN if (value := getattr(options, name)) is not None}
+        sources = dict.fromkeys(found, CONFIG) | {name: flag_of(name) for name in own}
+        return cls(found | own, sources)
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name} {value:g} ({self.sources[name]})" for name, value in self.values.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -45,7 +67,7 @@ class Report:
 
 def serve(options: ServeOptions, report: Report) -> None:
     """Serve until SIGINT or SIGTERM. Raises UserError."""
-    with bound(options.host, options.port) as listener:
+    with bind(options.host, options.port) as listener:
         defaults = Defaults.of(options)
         if defaults.values:
             report.note(f"requests that name none get {defaults}")
@@ -58,11 +80,12 @@ def _load(options: ServeOptions, defaults: Mapping[str, Any]) -> Model:
     """Load the build into this process, and run every graph once."""
     require_tokenizer(options)
     template = open_template(options.build) if has_template(options.build) else None
+    parsers = options.tool_parser, options.reasoning_parser
     model = Model.load(
         options,
         logging.getLogger("uvicorn.error").error,
         template=template,
-        output_format=_output_format(template, options),
+        output_format=OutputFormat.of(sources(template) if template else "", *parsers),
         request_seconds=options.request_seconds,
         defaults=defaults,
         backend=options.backend,
@@ -82,11 +105,6 @@ def _load(options: ServeOptions, defaults: Mapping[str, Any]) -> Model:
             f"try `snapexport generate {options.build} --prompt Hello`",
         ) from error
     return model
-
-
-def _output_format(template: Template | None, options: ServeOptions) -> OutputFormat:
-    source = sources(template) if template else ""
-    return OutputFormat.of(source, options.tool_parser, options.reasoning_parser)
 
 
 async def _answer(

@@ -47,7 +47,7 @@ class Stream(ActiveRequest):
         await self.has_news.wait()
         self.has_news.clear()
         if self.unread:
-            output = joined(self.unread)
+            output = join_deltas(self.unread)
             self.unread, self.unread_tokens = [], 0
             if self.failure:
                 self.has_news.set()
@@ -133,7 +133,7 @@ class Streams:
                 self.worker.cancel(stream, Failure(unread, "cancelled"))
 
 
-def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
+def join_deltas(deltas: Sequence[OutputDelta]) -> OutputDelta:
     """Join consecutive deltas of one request into one."""
     last = deltas[-1]
     if len(deltas) == 1:

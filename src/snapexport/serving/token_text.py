@@ -10,6 +10,9 @@ from functools import cached_property, lru_cache
 
 from tokenizers import Tokenizer, pre_tokenizers
 
+LEAST = -9999.0
+"""OpenAI's value for the log probability of a token that is impossible."""
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
@@ -23,7 +26,7 @@ class TokenText:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._text = lru_cache(maxsize=MOST_KEPT)(self._decoded)
+        self._text = lru_cache(maxsize=MOST_KEPT)(self._decode)
 
     def __call__(self, token: int) -> str:
         """The token's text."""
@@ -46,7 +49,7 @@ class TokenText:
         """Whether the token's bytes are no text by themselves."""
         return self.data(token) != self._text(token).encode()
 
-    def _decoded(self, token: int) -> str:
+    def _decode(self, token: int) -> str:
         """The token is decoded after another one: some decoders drop a first leading space."""
         if self._tokenizer is None:
             return ""

@@ -205,7 +205,7 @@ class Worker(Generic[Active]):
             self._log(traceback.format_exc())
 
     def _note_started(self, now: float) -> None:
-        """Those that no longer wait began with the step, at `now`, which may be a whole prefill."""
+        """Note the requests that no longer wait: they began with this step."""
         waiting = self._llm.waiting
         for request_id, active in self._live.items():
             if active.started is None and request_id not in waiting:

@@ -11,7 +11,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.chat_template import ChatTemplate
-from snapexport.runtime.chat.end_token import end_token
+from snapexport.runtime.chat.template_habits import end_token
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
@@ -62,7 +62,7 @@ def test_chat_ends_at_the_templates_token_where_the_build_has_another(
     eos: int, ignore_eos: bool, added: list[str]
 ) -> None:
     known = tokenizer()
-    chat = ChatPrompts(known, ChatTemplate(CHATML, {}), frozenset({eos}))
+    chat = ChatPrompts(known, ChatTemplate(CHATML, {}), make_limits(eos_token_id=frozenset({eos})))
     params = SamplingParams(stop_token_ids=(7,), ignore_eos=ignore_eos)
     ends = (7, *map(known.token_to_id, added))
     assert chat.ending(params) == replace(params, stop_token_ids=ends)

@@ -8,8 +8,7 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from snapexport.errors import UserError
-from snapexport.runtime.chat.chat_template import ChatTemplate
-from snapexport.runtime.chat.environment import environment
+from snapexport.runtime.chat.chat_template import ChatTemplate, environment
 
 OURS = environment()
 THEIRS: Any = chat_template_utils._compile_jinja_template("").environment

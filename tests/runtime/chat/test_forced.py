@@ -6,8 +6,8 @@ import pytest
 from tokenizers import AddedToken
 
 from snapexport.errors import UserError
-from snapexport.runtime.chat.parsers.forced import MOST_CALLS, Wrap
-from snapexport.runtime.chat.parsers.parser import CallArguments, CallBegun, CallEnded, joined
+from snapexport.runtime.chat.parsers.answer_grammars import MOST_CALLS, Wrap
+from snapexport.runtime.chat.parsers.parser import CallArguments, CallBegun, CallEnded, join_texts
 from snapexport.runtime.chat.parsers.table import TOOL_FORMATS, OutputFormat, ToolFormat
 from snapexport.runtime.requests.grammars import library
 from tests.runtime.tokenizers_for_tests import byte_level
@@ -54,7 +54,7 @@ def test_forced_calls_are_those_that_the_parser_reads(
     around = form.or_calls("", TOOLS, ["g"], known)
     if around:
         regex = library.grammar_of("json", '{"type": "object", "maxProperties": 0}', False)
-        grammar = library.embedded(around, regex)
+        grammar = library.embed(around, regex)
         begins = row.starts[0] if row.wrap is None else text(ARGUMENTS)
         assert takes("{}") and takes(begins) and not takes("x")
         grammar = library.grammar_of("grammar", form.grammar(TOOLS, ["g"], known, several), False)
@@ -69,7 +69,7 @@ def test_forced_calls_are_those_that_the_parser_reads(
             calls = f"{calls.removesuffix(row.wrap.closes)}{breaks}{row.wrap.closes}"
         assert takes(calls)
         parser = form.forced_parser(TOOLS, None)
-        assert joined([*parser.push(calls), *parser.finish()]) == EVENTS * count
+        assert join_texts([*parser.push(calls), *parser.finish()]) == EVENTS * count
     assert not takes(text(*[ARGUMENTS] * (most + 1)))
     assert not takes(text(ARGUMENTS.replace("2", "3")))
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from snapexport.errors import UserError
-from snapexport.runtime.chat.chat_prompts import ChatPrompts
+from snapexport.runtime.chat.chat_prompts import Chat, ChatPrompts
 from snapexport.runtime.chat.chat_template import ChatTemplate
 
 CALLS = "{% for m in messages %}{% for c in m.tool_calls or [] %}"
@@ -17,7 +17,7 @@ JOINED = CALLS + "{{ '<' + c.function.arguments + '>' }}" + END
 
 
 def text(template: str, *turns: dict[str, Any], **options: Any) -> str:
-    return ChatPrompts(None, ChatTemplate(template, {}), frozenset()).text(turns, **options)
+    return ChatPrompts(None, ChatTemplate(template, {})).text(Chat(turns, **options))
 
 
 def called(arguments: Any) -> dict[str, Any]:

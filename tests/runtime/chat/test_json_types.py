@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from snapexport.runtime.chat.parsers.parser import CallArguments, CallBegun, joined
+from snapexport.runtime.chat.parsers.parser import CallArguments, CallBegun, join_texts
 from snapexport.runtime.chat.parsers.table import OutputFormat
 
 
@@ -38,6 +38,6 @@ def test_parameters_in_tags_have_types_that_their_schemas_admit(
     for size in (1, len(call)):
         parser = OutputFormat.of("", "qwen3_coder", "none").parser(tools, "")
         pieces = [call[at : at + size] for at in range(0, len(call), size)]
-        begun, arguments, _ = joined([event for one in pieces for event in parser.push(one)])
+        begun, arguments, _ = join_texts([event for one in pieces for event in parser.push(one)])
         assert begun == CallBegun("f") and isinstance(arguments, CallArguments)
         assert json.loads(arguments.text) == {"a": value}

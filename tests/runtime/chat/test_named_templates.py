@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from snapexport.runtime.chat.chat_prompts import ChatPrompts
+from snapexport.runtime.chat.chat_prompts import Chat, ChatPrompts
 from snapexport.runtime.chat.chat_template import ChatTemplate
-from snapexport.runtime.chat.end_token import sources
 from snapexport.runtime.chat.parsers.table import OutputFormat
+from snapexport.runtime.chat.template_habits import sources
 from tests.runtime.tokenizers_for_tests import byte_level
 
 ASKED = [{"role": "user", "content": "é?"}]
@@ -51,15 +51,15 @@ def test_prompts_are_those_of_transformers(
 ) -> None:
     directory = lay(tmp_path, listed, files)
     theirs = PreTrainedTokenizerFast.from_pretrained(directory)
-    ours = ChatPrompts.open(directory, byte_level(), frozenset())
+    ours = ChatPrompts.open(directory, byte_level())
     plain = theirs.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
-    assert ours.text(ASKED) == plain
+    assert ours.text(Chat(ASKED)) == plain
     if ours.template.tool_use or ours.template.reads_tools:
         ours.require_tools()
         wanted = theirs.apply_chat_template(
             ASKED, tools=TOOLS, tokenize=False, add_generation_prompt=True
         )
-        assert ours.text(ASKED, tools=TOOLS) == wanted != plain
+        assert ours.text(Chat(ASKED, tools=TOOLS)) == wanted != plain
 
 
 def test_format_of_calls_is_found_in_the_template_for_tools() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from snapexport import LLM, SamplingParams
 from snapexport.errors import UserError
-from snapexport.runtime.chat.chat_prompts import ChatPrompts
+from snapexport.runtime.chat.chat_prompts import Chat, ChatPrompts
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.requests.request import Request
 from tests.oracle import cases, turns
@@ -77,13 +77,14 @@ def test_row_is_parked_before_what_a_call_takes_the_place_of() -> None:
 
 def parked_text(source: str, messages: list[Any], options: dict[str, bool]) -> str | None:
     """What is parked of a prompt, if it is not the whole."""
-    chats = ChatPrompts(byte_level(), ChatTemplate(source, {}), frozenset())
+    chats = ChatPrompts(byte_level(), ChatTemplate(source, {}))
+    chat = Chat(messages, options)
     try:
-        ids = chats.token_ids(messages, options)
+        ids = chats.prompt(chat).token_ids
     except UserError:
         ids = [1, 2, 3]
-    length = chats.park_at(ids, messages, options)
-    return byte_level().decode(ids[:length]) if length else None
+    length = chats.park_at(chat, ids)
+    return byte_level().decode(list(ids[:length])) if length else None
 
 
 def model(rows: int = 2) -> LLM:

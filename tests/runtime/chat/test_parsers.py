@@ -15,7 +15,7 @@ from snapexport.runtime.chat.parsers.parser import (
     Content,
     Event,
     Reasoning,
-    joined,
+    join_texts,
 )
 from snapexport.runtime.chat.parsers.table import (
     HARMONY,
@@ -166,7 +166,7 @@ def told(
     events: list[Event] = []
     for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
         events += parser.push(text[start:end])
-    return joined([*events, *parser.finish()])
+    return join_texts([*events, *parser.finish()])
 
 
 def parsed(
@@ -373,9 +373,9 @@ def test_calls_after_reasoning_are_read_and_those_within_are_not() -> None:
 )
 def test_hostile_text_takes_time_in_proportion(name: str, piece: str) -> None:
     text = piece * (60_000 // len(piece))
-    started = time.perf_counter()
+    started = time.process_time()
     events = parsed(name, text, range(8, len(text), 8))
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     kinds = Content | Call | CallBegun | CallArguments | CallEnded
     assert all(isinstance(event, kinds) for event in events)
 

@@ -46,7 +46,7 @@ def test_form_is_enforced_behind_the_end_of_reasoning(
     broken = f"{closes[0]}~{closes[1:]}"
     thinks = [f"{begins}\nHm, <x> {closes[:-1]} é{opens} ", f"{begins}Hm"]
     for kind, form, text in FORMS:
-        grammar = library.embedded(outer, library.grammar_of(kind, form, False))
+        grammar = library.embed(outer, library.grammar_of(kind, form, False))
 
         def accepts(answer: str, grammar: str = grammar) -> bool:
             matcher = library.matcher_of(opened, grammar)

@@ -18,8 +18,8 @@ from snapexport.serving.process import free_port
 from snapexport.vault import make_prompt
 
 NAME = "vault"
-READY_SECONDS = 60
-DIRECT_SECONDS = 60
+READY_SECONDS = 300
+DIRECT_SECONDS = 300
 
 
 class Cluster:

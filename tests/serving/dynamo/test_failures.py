@@ -17,7 +17,7 @@ from tests.serving.dynamo.processes import NAME, Cluster, ids_of, until
 
 LEASE = 3
 TOKENS = 40
-SECONDS = 120
+SECONDS = 300
 """No request may take longer, whatever happened to its worker."""
 GREEDY = {"stop_conditions": {"max_tokens": TOKENS}, "sampling_options": {"temperature": 0}}
 

@@ -16,7 +16,7 @@ from tests.serving.dynamo.processes import NAME, Cluster, until
 from tests.serving.process import resident_bytes
 
 CLIENTS = 32
-SECONDS = 120
+SECONDS = 300
 TOKENS = 40
 WORKERS = "prefill-0", "decode-0", "decode-1"
 STALL = 4

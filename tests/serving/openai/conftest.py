@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import openai
 import pytest
 
+from snapexport.runtime import confined
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.requests.llm import LLM
 from snapexport.serving.model import Model
-from snapexport.serving.openai.api_server import Api
-from snapexport.serving.openai.health import Health
-from snapexport.serving.openai.http_server import listening
+from snapexport.serving.openai.api import Api
+from snapexport.serving.openai.http.health import Health
+from snapexport.serving.openai.http.server import listening
 from tests.serving.openai.watched_llm import WatchedLLM, make_llm
+from tests.serving.process import SECONDS
 
 MAX_PENDING = 64
 TEMPLATE = (
@@ -46,10 +48,10 @@ class Served:
 
     def client(self, retries: int = 0) -> openai.OpenAI:
         url = f"{self.url}/v1"
-        return openai.OpenAI(base_url=url, api_key="none", max_retries=retries, timeout=10)
+        return openai.OpenAI(base_url=url, api_key="none", max_retries=retries, timeout=SECONDS)
 
 
-def started(llm: LLM, seconds: float = 20, max_pending: int = MAX_PENDING) -> Model:
+def started(llm: LLM, seconds: float = SECONDS, max_pending: int = MAX_PENDING) -> Model:
     """A model whose worker runs, for the running event loop."""
     model = Model(
         "model",
@@ -67,7 +69,7 @@ def started(llm: LLM, seconds: float = 20, max_pending: int = MAX_PENDING) -> Mo
 async def serve(begun: "Future[Served]", ended: asyncio.Event) -> None:
     llm = make_llm()
     model = started(llm)
-    api = Api(model, Health(model.streams, patience_seconds=1))
+    api = Api(model, Health(model.streams, patience_seconds=SECONDS))
     listener = socket.create_server(("127.0.0.1", 0))
     async with listening(api, listener):
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -76,12 +78,27 @@ async def serve(begun: "Future[Served]", ended: asyncio.Event) -> None:
     await model.streams.close()
 
 
-def soon(holds: Callable[[], bool], seconds: float = 3) -> bool:
-    """Whether it comes to hold within some seconds: the other side has its own pace."""
+def soon(holds: Callable[[], bool], seconds: float = SECONDS) -> bool:
+    """Whether it comes to hold: the other side has its own pace."""
     end = time.monotonic() + seconds
     while not holds() and time.monotonic() < end:
         time.sleep(0.005)
     return holds()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait until it comes to hold, in an event loop."""
+    async with asyncio.timeout(SECONDS):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient() -> Iterator[None]:
+    """Let workers be ended by their processor time, and not by the clock of a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(confined, "SECONDS", SECONDS)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -90,9 +107,9 @@ def running() -> Iterator[Served]:
     loop, ended = asyncio.new_event_loop(), asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve(begun, ended)))
     thread.start()
-    yield begun.result(10)
+    yield begun.result(SECONDS)
     loop.call_soon_threadsafe(ended.set)
-    thread.join(10)
+    thread.join(SECONDS)
     loop.close()
 
 

@@ -1,13 +1,15 @@
 """Answers of given texts, in place of the model's."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.serving.model import Model
-from snapexport.serving.openai import api_server, streaming
+from snapexport.serving.openai import api
+from snapexport.serving.openai.writers import stream as streaming
 from snapexport.serving.streams import Stream
 
 TOOL_TEMPLATE = (
@@ -43,7 +45,7 @@ def script(
                 ends: Any = reason if start == starts[-1] else None
                 yield index, OutputDelta(index, text[start : start + size], (7,), ends)
 
-    monkeypatch.setattr(api_server, "merged", merged)
+    monkeypatch.setattr(api, "merge", merged)
     return seen
 
 
@@ -53,6 +55,12 @@ def use_template(monkeypatch: pytest.MonkeyPatch, model: Model, source: str) -> 
     from snapexport.runtime.chat.chat_template import ChatTemplate
     from snapexport.runtime.chat.parsers.table import OutputFormat
 
-    chats = ChatPrompts(model.tokenizer, ChatTemplate(source, {}), frozenset())
+    known = OutputFormat.of(source)
+    chats = ChatPrompts(model.tokenizer, ChatTemplate(source, {}), model.limits, known)
     monkeypatch.setattr(model, "chat", chats)
-    monkeypatch.setattr(model, "output_format", OutputFormat.of(source))
+
+
+def use_format(monkeypatch: pytest.MonkeyPatch, model: Model, known: Any) -> None:
+    """Let a model's answers have another format."""
+    assert model.chat
+    monkeypatch.setattr(model, "chat", replace(model.chat, output_format=known))

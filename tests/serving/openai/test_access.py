@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from snapexport.serving.openai.access import Access, allowed_hosts, logged
-from snapexport.serving.openai.errors import ApiError, invalid
+from snapexport.serving.openai.http.access import Access, allowed_hosts, log_requests
+from snapexport.serving.openai.http.errors import ApiError, invalid
 from tests.serving.openai.conftest import Served
+from tests.serving.process import SECONDS
 
 KEY = "sk-of-the-test"
 BODY = json.dumps({"model": "model", "prompt": "a", "max_tokens": 1}).encode()
@@ -89,7 +90,7 @@ def test_body_must_be_sent_as_json(kind: str, expected: int) -> None:
 
 
 def test_refusal_is_openais_exception(served: Served) -> None:
-    connection = HTTPConnection(served.url.removeprefix("http://"), timeout=5)
+    connection = HTTPConnection(served.url.removeprefix("http://"), timeout=SECONDS)
     connection.request("POST", "/v1/completions", BODY, {"Content-Type": "text/plain"})
     with connection.getresponse() as answer:
         assert answer.status == 415
@@ -119,7 +120,7 @@ def test_refusal_is_openais_exception(served: Served) -> None:
     ],
 )
 def test_error_does_not_repeat_a_value_of_a_megabyte(served: Served, path: str, body: Any) -> None:
-    connection = HTTPConnection(served.url.removeprefix("http://"), timeout=5)
+    connection = HTTPConnection(served.url.removeprefix("http://"), timeout=SECONDS)
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     with connection.getresponse() as answer:
         assert answer.status in (400, 404)
@@ -149,7 +150,7 @@ def test_each_request_is_one_line_of_the_log(leaves: bool) -> None:
 
     scope = {"method": "POST", "path": '/a"\n\x1b[31m', "client": ("10.0.0.1", 5)}
     try:
-        asyncio.run(logged(app, lines.append)(scope, send, send))  # type: ignore[arg-type]
+        asyncio.run(log_requests(app, lines.append)(scope, send, send))  # type: ignore[arg-type]
     except ConnectionError:
         assert leaves
     (line,) = lines

@@ -180,7 +180,7 @@ def test_chat_ends_at_the_token_by_which_the_template_closes_an_answer(
     """And a completion does not; nor does a chat whose template closes answers by nothing."""
     closing = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
     client.chat.completions.create(messages=CHAT, **OPTIONS)
-    chats = ChatPrompts(served.model.tokenizer, ChatTemplate(closing, {}), frozenset())
+    chats = ChatPrompts(served.model.tokenizer, ChatTemplate(closing, {}))
     monkeypatch.setattr(served.model, "chat", chats)
     client.chat.completions.create(messages=CHAT, **OPTIONS)
     client.completions.create(prompt=PROMPT, **OPTIONS)

@@ -11,12 +11,12 @@ import openai
 import pytest
 
 from snapexport.serving.model import Model
-from snapexport.serving.openai.http_server import drain
-from snapexport.serving.openai.signals import SIGNALS, Signals
+from snapexport.serving.openai.http.server import SIGNALS, Signals, drain
 from snapexport.serving.streams import Streams
-from tests.serving.openai.conftest import Served, soon, started
+from tests.serving.openai.conftest import Served, soon, started, until
 from tests.serving.openai.test_health import health
 from tests.serving.openai.watched_llm import SLOTS
+from tests.serving.process import SECONDS
 
 Result = TypeVar("Result")
 
@@ -63,8 +63,8 @@ def test_request_seconds_bound_an_answer(
 def test_request_whose_body_does_not_arrive_gets_408(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snapexport.serving.openai.body_reader.BODY_SECONDS", 0.1)
-    connection = HTTPConnection(served.url.removeprefix("http://"), timeout=5)
+    monkeypatch.setattr("snapexport.serving.openai.bodies.parsing.BODY_SECONDS", 0.1)
+    connection = HTTPConnection(served.url.removeprefix("http://"), timeout=SECONDS)
     connection.putrequest("POST", "/v1/completions")
     connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", "100")
@@ -77,14 +77,14 @@ def test_drain_lets_streams_finish_and_refuses_new_requests(
     slow: Served, leaving: "Leaving"
 ) -> None:
     stream = slow.client().completions.create(stream=True, **LONG | {"max_tokens": 30})
-    drained = leaving.begin(seconds=5)
+    drained = leaving.begin(seconds=SECONDS)
     assert soon(lambda: slow.api.gate.closed)
     with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
         slow.client().completions.create(**LONG)
     assert refused.value.response.headers["retry-after"]
     assert health(slow)[0] == 503
     assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
-    drained.result(3)
+    drained.result(SECONDS)
 
 
 @pytest.mark.parametrize("hurried", [False, True])
@@ -93,12 +93,12 @@ def test_drain_ends_streams_after_its_time_or_a_second_signal(
 ) -> None:
     """After its time, or on a second signal."""
     stream = slow.client().completions.create(stream=True, **LONG)
-    drained = leaving.begin(seconds=30 if hurried else 0.2)
+    drained = leaving.begin(seconds=2 * SECONDS if hurried else 0.2)
     if hurried:
         leaving.hurry()
     with pytest.raises(openai.APIError, match="shutting down"):
         list(stream)
-    drained.result(3)
+    drained.result(SECONDS)
 
 
 class Leaving:
@@ -108,7 +108,7 @@ class Leaving:
         self._served = served
         self._signals = Signals()
         self._before = served.model.streams
-        self.model = self._in_loop(self._start()).result(3)  # of its own: it will be closed
+        self.model = self._in_loop(self._start()).result(SECONDS)  # of its own: it will be closed
         self._use(self.model.streams)
 
     def begin(self, seconds: float) -> "Future[None]":
@@ -119,7 +119,7 @@ class Leaving:
         self._served.loop.call_soon_threadsafe(self._signals.hurried.set)
 
     def undo(self) -> None:
-        self._in_loop(self.model.streams.close()).result(3)
+        self._in_loop(self.model.streams.close()).result(SECONDS)
         self._served.api.gate.closed = False
         self._use(self._before)
 
@@ -142,15 +142,23 @@ def leaving(served: Served) -> Iterator[Leaving]:
 
 def test_first_signal_drains_and_second_hurries(monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[int] = []
+    taken: list[int] = []
+    take = Signals._take
+
+    def counted(self: Signals, number: int) -> None:
+        take(self, number)
+        taken.append(number)
+
+    monkeypatch.setattr(Signals, "_take", counted)
     monkeypatch.setattr(Signals, "_end_soon", lambda _, status: ends.append(status))
 
     async def scenario() -> list[bool]:
         signals = Signals()
         signals.listen()
         states = []
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        for count, number in enumerate((signal.SIGTERM, signal.SIGINT, signal.SIGTERM), 1):
             signal.raise_signal(number)
-            await asyncio.sleep(0.01)
+            await until(lambda count=count: len(taken) == count)  # type: ignore[misc]
             states += [signals.received.is_set(), signals.hurried.is_set()]
         return states
 

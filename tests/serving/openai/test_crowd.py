@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from snapexport.serving.openai import connections
-from snapexport.serving.openai.http_server import listening
-from tests.serving.openai.conftest import Served
+from snapexport.serving.openai.http import connections
+from snapexport.serving.openai.http.server import listening
+from tests.serving.openai.conftest import Served, until
+from tests.serving.process import SECONDS
 
 pytestmark = [
     pytest.mark.anyio,
@@ -42,7 +43,7 @@ async def server(served: Served) -> AsyncIterator[Open]:
         writers.append(writer)
         return reader, writer
 
-    async with asyncio.timeout(10), listening(served.api, listener):
+    async with asyncio.timeout(SECONDS), listening(served.api, listener):
         yield connect
         for writer in writers:
             writer.close()
@@ -68,14 +69,14 @@ async def test_new_client_is_served_beside_any_number_of_idle_ones(
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 10)
     monkeypatch.setattr(connections, "LEAST_SECONDS", 0)
     async with server(served) as connect:
-        idle = [await connect() for _ in range(40)]
-        for _, writer in idle:
-            writer.write(sent)
-        await asyncio.sleep(0.1)
+        idle = []
+        for _ in range(40):
+            idle.append(await connect())
+            idle[-1][1].write(sent)
+        for reader, _ in idle[:30]:
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await reader.readexactly(1)
         assert (await ask(connect))[0] == 200
-        oldest, _ = idle[0]
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await oldest.readexactly(1)
 
 
 async def test_connection_that_is_answered_does_not_give_way(
@@ -94,7 +95,7 @@ async def test_connection_that_is_answered_does_not_give_way(
 
     async with server(served) as connect:
         asked = [asyncio.create_task(ask(connect, slow)) for _ in range(2)]
-        await asyncio.sleep(0.1)
+        await until(lambda: len(release) == 2)
         status, body = await ask(connect)
         for event in release:
             event.set()
@@ -103,22 +104,39 @@ async def test_connection_that_is_answered_does_not_give_way(
     assert [found for found, _ in answers] == [200] * 3
 
 
-async def test_head_that_does_not_arrive_gets_408_and_silence_is_closed(
+async def test_client_that_sends_nothing_is_closed(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
     async with server(served) as connect:
         silent, _ = await connect()
-        clock = asyncio.get_running_loop().time
-        end = clock() + 0.2  # a byte to a closed connection would cost the answer
-        slow, writer = await connect()
-        writer.write(b"G")
-        await asyncio.sleep(0.04)
-        while clock() < end:  # each byte alone is in time
-            writer.write(b"E")
-            await asyncio.sleep(0.04)
-        status, body = await answer(slow)
         assert await silent.read() == b""
+
+
+async def test_head_that_does_not_arrive_gets_408_though_bytes_do(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of a head don't set its timer anew."""
+    made: list[connections.BoundedConnection] = []
+    got: list[bytes] = []
+    receive = connections.BoundedConnection.data_received
+
+    def received(self: connections.BoundedConnection, data: bytes) -> None:
+        receive(self, data)
+        made.append(self)
+        got.append(data)
+
+    monkeypatch.setattr(connections.BoundedConnection, "data_received", received)
+    timers = []
+    async with server(served) as connect:
+        slow, writer = await connect()
+        for count in range(1, 6):
+            writer.write(b"G")
+            await until(lambda count=count: len(b"".join(got)) == count)  # type: ignore[misc]
+            timers.append(made[-1]._head_timer)
+        assert timers[0] is not None and set(timers) == {timers[0]}
+        made[-1]._give_up()  # as the timer calls it
+        status, body = await answer(slow)
     assert status == 408 and "head did not arrive" in body["error"]["message"]
 
 
@@ -126,7 +144,7 @@ async def test_rest_of_a_body_that_was_refused_has_to_hurry(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
-    monkeypatch.setattr("snapexport.serving.openai.body_reader.MOST_BYTES", 10)
+    monkeypatch.setattr("snapexport.serving.openai.bodies.parsing.MOST_BYTES", 10)
     async with server(served) as connect:
         reader, writer = await connect()
         writer.write(POST.replace(b": 100", b": 1000000") + b"a" * 20)
@@ -144,10 +162,18 @@ async def test_client_that_reads_nothing_is_closed(
 ) -> None:
     monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.3)
     monkeypatch.setattr(type(served.api), "_card", lambda _: {"x": "x" * HUGE})
+    lost = asyncio.Event()
+    lose = connections.BoundedConnection.connection_lost
+
+    def gone(self: connections.BoundedConnection, error: Exception | None) -> None:
+        lose(self, error)
+        lost.set()
+
+    monkeypatch.setattr(connections.BoundedConnection, "connection_lost", gone)
     async with server(served) as connect:
         reader, writer = await connect()
         writer.write(ASK)
-        await asyncio.sleep(2)
+        await lost.wait()
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await reader.readexactly(HUGE)
 

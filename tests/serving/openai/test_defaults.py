@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from snapexport.errors import UserError
-from snapexport.serving.defaults import Defaults
 from snapexport.serving.options import ServeOptions
+from snapexport.serving.serve import Defaults
 from tests.serving.openai.conftest import Served
 
 CHAT: Any = [{"role": "user", "content": "a"}]

@@ -9,12 +9,13 @@ from urllib.request import Request, urlopen
 
 from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.model import Model
-from snapexport.serving.openai.api_server import ENDPOINTS, Api, Endpoint
-from snapexport.serving.openai.http_server import listening
-from snapexport.serving.openai.preprocess import Prepared, completion
-from snapexport.serving.openai.protocol import CompletionRequest
-from snapexport.serving.openai.responses import CompletionWriter
+from snapexport.serving.openai.api import ENDPOINTS, Api, Endpoint
+from snapexport.serving.openai.bodies.completions import CompletionRequest
+from snapexport.serving.openai.http.server import listening
+from snapexport.serving.openai.requests import Prepared, completion
+from snapexport.serving.openai.writers.choices import CompletionWriter
 from tests.serving.openai.conftest import Served
+from tests.serving.process import SECONDS
 
 
 class Loud(CompletionRequest):
@@ -48,7 +49,7 @@ async def ask(api: Api, path: str, **body: Any) -> Any:
 
 def _answer(request: Request) -> Any:
     try:
-        with urlopen(request, timeout=5) as answer:
+        with urlopen(request, timeout=SECONDS) as answer:
             return json.load(answer)
     except HTTPError as error:
         return json.load(error)

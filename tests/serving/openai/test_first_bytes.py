@@ -6,8 +6,9 @@ from http.client import HTTPConnection, HTTPResponse
 import openai
 import pytest
 
-from snapexport.serving.openai import streaming
+from snapexport.serving.openai.writers import stream as streaming
 from tests.serving.openai.conftest import Served, soon
+from tests.serving.process import SECONDS
 
 BODY = {"model": "model", "prompt": "a" * 90, "max_tokens": 3, "stream": True, "temperature": 0}
 
@@ -17,12 +18,12 @@ def slow_prompt(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
     """Steps take longer than the status of a stream waits."""
     monkeypatch.setattr(streaming, "STATUS_SECONDS", 0.01)
     monkeypatch.setattr(streaming, "COMMENT_SECONDS", 0.05)
-    served.llm.seconds = 0.1
+    served.llm.seconds = 0.2
     return served
 
 
 def opened(served: Served) -> tuple[HTTPConnection, HTTPResponse]:
-    connection = HTTPConnection(served.url.removeprefix("http://"), timeout=5)
+    connection = HTTPConnection(served.url.removeprefix("http://"), timeout=SECONDS)
     connection.request(
         "POST", "/v1/completions", json.dumps(BODY), {"Content-Type": "application/json"}
     )

@@ -13,6 +13,7 @@ from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from tests.serving.openai.conftest import Served
+from tests.serving.openai.scripted import use_format
 
 CHAT: Any = [{"role": "user", "content": "Hello"}]
 OPTIONS: dict[str, Any] = {"model": "model", "messages": CHAT, "seed": 3}
@@ -21,7 +22,7 @@ HOSTILE = {"type": "integer", "multipleOf": 99999999}
 
 @pytest.fixture(autouse=True)
 def no_reasoning(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.model, "output_format", OutputFormat())
+    use_format(monkeypatch, served.model, OutputFormat())
 
 
 class Person(BaseModel):
@@ -133,9 +134,7 @@ def test_streams_go_on_while_hostile_schemas_are_refused(
 
     def hostile(_: int) -> int:
         with pytest.raises(openai.BadRequestError) as refused:
-            client.with_options(timeout=60).chat.completions.create(
-                extra_body={"guided_json": HOSTILE}, **OPTIONS
-            )
+            client.chat.completions.create(extra_body={"guided_json": HOSTILE}, **OPTIONS)
         return refused.value.status_code
 
     def free(_: int) -> str:

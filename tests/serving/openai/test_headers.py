@@ -10,10 +10,11 @@ import openai
 import pytest
 
 from snapexport.serving.failures import Failure
-from snapexport.serving.openai.access import Access
-from snapexport.serving.openai.api_server import Api
-from snapexport.serving.openai.http_server import listening
+from snapexport.serving.openai.api import Api
+from snapexport.serving.openai.http.access import Access
+from snapexport.serving.openai.http.server import listening
 from tests.serving.openai.conftest import Served
+from tests.serving.process import SECONDS
 
 ORIGIN = "http://localhost:3000"
 
@@ -44,7 +45,7 @@ async def _ask(api: Api, method: str, path: str, headers: dict[str, str]) -> Ans
 
 
 def _exchange(port: int, method: str, path: str, headers: dict[str, str]) -> Answer:
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     named = {name.lower(): value for name, value in answer.getheaders()}

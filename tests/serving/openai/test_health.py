@@ -11,10 +11,11 @@ import pytest
 from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
 from snapexport.serving.failures import Failure
-from snapexport.serving.openai import health as health_module
-from snapexport.serving.openai.health import FAILED, SILENT, Health
+from snapexport.serving.openai.http import health as health_module
+from snapexport.serving.openai.http.health import FAILED, SILENT, Health
 from tests.serving.openai.conftest import Served, started
 from tests.serving.openai.watched_llm import make_llm
+from tests.serving.process import SECONDS
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def stale(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
 
 def health(served: Served) -> tuple[int, dict[str, Any]]:
     try:
-        with urlopen(f"{served.url}/health", timeout=5) as answer:
+        with urlopen(f"{served.url}/health", timeout=SECONDS) as answer:
             return answer.status, json.load(answer)
     except HTTPError as error:
         return error.code, json.load(error)
@@ -37,15 +38,19 @@ def test_probe_that_succeeds_is_healthy(stale: Served) -> None:
     assert health(stale) == (200, {"status": "ok"})
 
 
-def test_model_that_does_not_answer_is_unhealthy(stale: Served) -> None:
+def test_model_that_does_not_answer_is_unhealthy(
+    stale: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stale.api.health, "_patience", 0.1)
     stale.llm.stands_still = True
     status, body = health(stale)
-    assert status == 503 and "no token came within 1 s" in body["error"]["message"]
+    assert status == 503 and "no token came within 0.1 s" in body["error"]["message"]
 
 
 def test_runtime_that_fails_is_unhealthy_once_no_output_is_fresh(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(health_module, "FRESH_SECONDS", 2 * SECONDS)
     assert health(served)[0] == 200
     monkeypatch.setattr(served.llm.executor, "take", lambda *given: 1 / 0)
     assert health(served)[0] == 200
@@ -75,7 +80,7 @@ async def test_worker_that_has_ended_ends_the_command(stale: Served) -> None:
     streams = started(make_llm()).streams
     await streams.close()
     with pytest.raises(UserError, match="the server has ended by itself"):
-        await asyncio.wait_for(Health(streams).supervise(), 3)
+        await asyncio.wait_for(Health(streams).supervise(), SECONDS)
 
 
 @pytest.mark.anyio
@@ -92,5 +97,5 @@ async def test_idle_worker_is_not_probed_until_it_fails(
         with pytest.raises(Exception, match="ZeroDivisionError"):
             await anext(streams.stream(llm.read([1])))
         with pytest.raises(UserError, match="the model no longer answers"):
-            await asyncio.wait_for(task, 3)
+            await asyncio.wait_for(task, SECONDS)
     await streams.close()

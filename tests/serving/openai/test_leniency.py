@@ -63,7 +63,7 @@ def test_template_gets_what_else_a_message_and_a_request_have(
     served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "{% for m in messages %}{{ m.name }}:{{ m.content }}{% endfor %}{{ reasoning_effort }}"
-    chats = ChatPrompts(byte_level(), ChatTemplate(source, {}), frozenset())
+    chats = ChatPrompts(byte_level(), ChatTemplate(source, {}))
     monkeypatch.setattr(served.model, "chat", chats)
     prompt = prompt_of(served, client, messages=[ASKED | {"name": "bob"}], reasoning_effort="low")
     assert prompt == "bob:Hellolow"
@@ -89,7 +89,7 @@ def test_prompt_may_end_with_its_last_message_or_within_it(
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}.{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    chats = ChatPrompts(byte_level(), ChatTemplate(source, {}), frozenset())
+    chats = ChatPrompts(byte_level(), ChatTemplate(source, {}))
     monkeypatch.setattr(served.model, "chat", chats)
     messages = [ASKED, {"role": "assistant", "content": "The answer"}]
     prompt = prompt_of(served, client, messages=messages, extra_body=body)

@@ -7,11 +7,12 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from snapexport.serving.openai.access import Access
-from snapexport.serving.openai.messages_body import MessagesRequest
+from snapexport.serving.openai.bodies.messages import MessagesRequest
+from snapexport.serving.openai.http.access import Access
 from tests.runtime.tokenizers_for_tests import byte_level
 from tests.serving.openai.conftest import Served
 from tests.serving.openai.scripted import CALLS, JSON, SHORT, script, use_template
+from tests.serving.process import SECONDS
 
 TOOL = {"name": "f", "description": "F.", "input_schema": {"type": "object"}}
 ASKED = [{"role": "user", "content": "Hello"}]
@@ -35,7 +36,7 @@ def template(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
 def send(served: Served, body: Any, path: str = "") -> Any:
     headers = {"Content-Type": "application/json", "x-api-key": "none"}
     url = f"{served.url}/v1/messages{path}"
-    with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=10) as answer:
+    with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=SECONDS) as answer:
         return answer.read().decode()
 
 
@@ -171,7 +172,7 @@ def test_fields_become_the_chats() -> None:
     assert chat(tool_choice={"type": "tool", "name": "f"}).forced_tools
     one = {"type": "auto", "disable_parallel_tool_use": True}
     assert not chat(tool_choice=one).parallel_tool_calls
-    assert chat(thinking={"type": "disabled"}).template_options == {"enable_thinking": False}
+    assert chat(thinking={"type": "disabled"}).as_runtimes().options == {"enable_thinking": False}
     schema = {"type": "json_schema", "schema": {"type": "object"}}
     assert chat(output_config={"format": schema}).form()
 

@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from tests.serving.openai.conftest import Served
+from tests.serving.process import SECONDS
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABELS = r'\{(?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*"(?:,(?!\})|(?=\})))*\}'
@@ -41,7 +42,7 @@ def test_every_line_of_the_metrics_is_prometheus_text(
     served: Served, client: openai.OpenAI
 ) -> None:
     client.completions.create(model="model", prompt="abc", max_tokens=4)
-    with urlopen(f"{served.url}/metrics", timeout=5) as answer:
+    with urlopen(f"{served.url}/metrics", timeout=SECONDS) as answer:
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         families = parsed(answer.read().decode())
     assert len(families) == 17 and all(samples for _, samples in families.values())

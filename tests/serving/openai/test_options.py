@@ -9,13 +9,13 @@ import pytest
 
 from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import open_template
-from snapexport.serving.addresses import Addresses, url_of
 from snapexport.serving.model import Model, require_tokenizer
-from snapexport.serving.openai.errors import ApiError
-from snapexport.serving.openai.http_server import bound
-from snapexport.serving.openai.preprocess import completion
-from snapexport.serving.openai.protocol import CompletionRequest
+from snapexport.serving.openai.bodies.completions import CompletionRequest
+from snapexport.serving.openai.http.errors import ApiError
+from snapexport.serving.openai.http.server import bind
+from snapexport.serving.openai.requests import completion
 from snapexport.serving.options import ModelOptions, ServeOptions
+from snapexport.serving.process import Addresses, url_of
 from tests.serving.openai.watched_llm import SLOTS, make_llm
 
 
@@ -30,9 +30,9 @@ from tests.serving.openai.watched_llm import SLOTS, make_llm
         ({"max_pending": -1}, "--max-pending -1"),
         ({"api_key": ""}, "--api-key is empty.*long random one"),
         ({"api_key": "a b"}, "--api-key is empty, or has other"),
-        ({"allowed_host": ("http://a",)}, "--allowed-host http://a is no host"),
-        ({"allowed_origin": ("localhost",)}, "--allowed-origin localhost is no origin"),
-        ({"allowed_origin": ("http://a/b",)}, "--allowed-origin http://a/b is no origin"),
+        ({"allowed_host": ("http://a",)}, "--allowed-host http://a is not the name of a host"),
+        ({"allowed_origin": ("localhost",)}, "--allowed-origin localhost is not an origin"),
+        ({"allowed_origin": ("http://a/b",)}, "--allowed-origin http://a/b is not an origin"),
         ({"name": "a b"}, "'a b' cannot be a model's name"),
         ({"parked_dir": Path("a")}, "not supported without --parked-rows.*add --parked-rows 1"),
     ],
@@ -55,7 +55,7 @@ def test_model_is_named_after_its_build() -> None:
     ("host", "url"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]")]
 )
 def test_url_is_one_that_a_local_client_reaches(host: str, url: str) -> None:
-    with bound(host, 0) as listener:
+    with bind(host, 0) as listener:
         assert url_of(listener) == f"http://{url}:{listener.getsockname()[1]}"
 
 
@@ -70,7 +70,7 @@ def test_curl_line_is_quoted_for_a_shell() -> None:
 def test_foreign_address_is_refused() -> None:
     with (
         pytest.raises(UserError, match=r"192\.0\.2\.1: .*an address of this machine"),
-        bound("192.0.2.1", 0),
+        bind("192.0.2.1", 0),
     ):
         pass
 

@@ -15,6 +15,7 @@ from snapexport.runtime.requests import prompts
 from snapexport.serving.failures import Failure, FailureCode
 from tests.runtime.tokenizers_for_tests import byte_level
 from tests.serving.openai.conftest import Served
+from tests.serving.process import SECONDS
 
 CHAT: Any = [{"role": "user", "content": "Hello"}]
 
@@ -92,7 +93,7 @@ def complete(client: openai.OpenAI, **options: Any) -> None:
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
             "messages.0.content",
-            "of type 'image_url' is not supported: the model reads text alone",
+            "of type 'image_url' is not supported: the model reads only text",
         ),
         ({"messages": [{"role": "user", "content": "a" * 300}]}, "messages", "is 200 tokens"),
         (
@@ -191,7 +192,7 @@ def test_a_refusal_of_the_template_names_messages(
     served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "{{ raise_exception('no ' + messages[0].role + ' here') }}"
-    chats = ChatPrompts(byte_level(), ChatTemplate(source, {}), frozenset())
+    chats = ChatPrompts(byte_level(), ChatTemplate(source, {}))
     monkeypatch.setattr(served.model, "chat", chats)
     with pytest.raises(openai.BadRequestError, match="no user here") as refused:
         chat(client)
@@ -250,7 +251,7 @@ def test_unknown_route_and_method_have_openais_error_form(served: Served) -> Non
 
 
 def test_a_body_over_the_limit_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapexport.serving.openai.body_reader.MOST_BYTES", 1000)
+    monkeypatch.setattr("snapexport.serving.openai.bodies.parsing.MOST_BYTES", 1000)
     body = json.dumps({"model": "model", "prompt": "a" * 1000}).encode()
     assert "longer than 1000" in refused(f"{served.url}/v1/completions", body, 413)["message"]
 
@@ -261,7 +262,7 @@ def refused(
     """The error object of an answer."""
     sent = {"Content-Type": "application/json"} | (headers or {})
     with pytest.raises(HTTPError) as error:
-        urlopen(Request(url, body, sent), timeout=5)
+        urlopen(Request(url, body, sent), timeout=SECONDS)
     assert error.value.code == status
     error_object: dict[str, Any] = json.loads(error.value.read())["error"]
     assert error_object.keys() == {"message", "type", "param", "code"}

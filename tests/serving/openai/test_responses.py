@@ -13,8 +13,9 @@ from openai.types.responses import (
 
 from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.failures import Failure, GenerationError
-from snapexport.serving.openai import api_server, streaming
-from snapexport.serving.openai.responses_body import messages_of
+from snapexport.serving.openai import api
+from snapexport.serving.openai.bodies.responses import messages_of
+from snapexport.serving.openai.writers import stream as streaming
 from tests.serving.openai.conftest import Served
 from tests.serving.openai.scripted import CALLS, JSON, SHORT, script, use_template
 
@@ -198,7 +199,7 @@ def test_a_failure_amid_a_stream_is_its_last_event(
         yield 0, OutputDelta(0, "Hi", (7,))
         raise GenerationError(Failure("the backend failed", "internal"))
 
-    monkeypatch.setattr(api_server, "merged", failing)
+    monkeypatch.setattr(api, "merge", failing)
     *_, last = client.responses.create(stream=True, **OPTIONS)
     assert last.type == "response.failed" and last.response.error
     assert last.response.error.message == "the backend failed"

@@ -8,12 +8,13 @@ from typing import Any
 import openai
 import pytest
 
+from snapexport.runtime.chat import chat_prompts
 from snapexport.runtime.chat.parsers import json_calls
 from snapexport.runtime.chat.parsers.table import OutputFormat, ReasoningFormat, ToolFormat
 from snapexport.runtime.chat.parsers.thinking import ThinkParser, ThinkSyntax
 from snapexport.runtime.chat.parsers.tool_parser import ToolParser
 from tests.serving.openai.conftest import Served
-from tests.serving.openai.scripted import TOOL, use_template
+from tests.serving.openai.scripted import TOOL, use_format, use_template
 
 SHORT = ThinkSyntax("Y", "Z")
 """Marks that a model of bytes writes by itself."""
@@ -33,8 +34,8 @@ Read = tuple[str, str, str, str]
 
 def use(served: Served, monkeypatch: pytest.MonkeyPatch, prompt: str) -> None:
     use_template(monkeypatch, served.model, READS + prompt)
-    monkeypatch.setattr(served.model, "output_format", FORMAT)
-    monkeypatch.setattr(type(served.model), "encode", lambda *_: [1, 2, 3])
+    use_format(monkeypatch, served.model, FORMAT)
+    monkeypatch.setattr(chat_prompts, "encode", lambda *_: [1, 2, 3])
 
 
 def likes(served: Served, **bias: float) -> dict[str, Any]:

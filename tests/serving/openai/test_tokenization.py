@@ -9,6 +9,7 @@ import pytest
 
 from tests.runtime.tokenizers_for_tests import byte_level
 from tests.serving.openai.conftest import Served
+from tests.serving.process import SECONDS
 
 CHAT = [{"role": "user", "content": "Hi"}]
 
@@ -18,7 +19,7 @@ def post(served: Served, path: str, **body: Any) -> Any:
         served.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urlopen(request, timeout=5) as answer:
+        with urlopen(request, timeout=SECONDS) as answer:
             return json.load(answer)
     except HTTPError as error:
         return json.load(error)
@@ -59,7 +60,7 @@ def test_wrong_body_is_refused(served: Served, path: str, body: dict[str, Any], 
 
 
 def test_openapi_document_has_each_routes_fields(served: Served) -> None:
-    with urlopen(f"{served.url}/openapi.json", timeout=5) as answer:
+    with urlopen(f"{served.url}/openapi.json", timeout=SECONDS) as answer:
         document = json.load(answer)
     for path, field, required in (
         ("/v1/chat/completions", "max_completion_tokens", ["messages", "model"]),

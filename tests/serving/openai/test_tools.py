@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import pytest
 
+from snapexport.runtime.chat import chat_prompts
 from snapexport.runtime.chat.parsers.table import OutputFormat
 from tests.serving.openai.conftest import Served
 from tests.serving.openai.scripted import (
@@ -15,6 +16,7 @@ from tests.serving.openai.scripted import (
     TOOL,
     TOOL_TEMPLATE,
     script,
+    use_format,
     use_template,
 )
 
@@ -124,7 +126,7 @@ def test_tools_and_their_history_reach_the_template(
 ) -> None:
     """An answer is sent back with all its fields; arguments become an object."""
     use_template(monkeypatch, served.model, TOOL_TEMPLATE)
-    monkeypatch.setattr(type(served.model), "encode", lambda _, text: seen.append(text) or [1])
+    monkeypatch.setattr(chat_prompts, "encode", lambda text, *_: seen.append(text) or [1])
     seen: list[str] = []
     script(monkeypatch, CALLS)
     client = served.client()
@@ -149,7 +151,7 @@ def test_special_tokens_are_kept_where_a_parser_needs_them(
 ) -> None:
     seen = script(monkeypatch, "a")
     client.chat.completions.create(**OPTIONS)
-    monkeypatch.setattr(served.model, "special_texts", frozenset({"<tool_call>"}))
+    monkeypatch.setitem(vars(served.model.chat), "_special_texts", frozenset({"<tool_call>"}))
     client.chat.completions.create(**OPTIONS)
     client.chat.completions.create(**OPTIONS | {"tools": []})
     skips = [one.params.skip_special_tokens for (one,) in seen if one.params]
@@ -219,7 +221,7 @@ def test_a_template_of_unknown_calls_refuses_tools_but_with_parser_none(
     script(monkeypatch, CALLS)
     with pytest.raises(openai.BadRequestError, match="--tool-parser NAME"):
         client.chat.completions.create(**OPTIONS)
-    monkeypatch.setattr(served.model, "output_format", OutputFormat.of(source, "none", "none"))
+    use_format(monkeypatch, served.model, OutputFormat.of(source, "none", "none"))
     assert client.chat.completions.create(**OPTIONS).choices[0].message.content == CALLS
 
 
@@ -255,7 +257,7 @@ def test_forced_calls_are_of_the_tools_whatever_the_model_wants(
 ) -> None:
     """Also where no parser knows the template, and where it says that thinking is off."""
     use_template(monkeypatch, served.model, source)
-    monkeypatch.setattr(type(served.model), "encode", lambda *_: [1, 2, 3])
+    monkeypatch.setattr(chat_prompts, "encode", lambda *_: [1, 2, 3])
     tools = [CHOSEN] if choice == "required" else [TOOL, CHOSEN]
     options = OPTIONS | {"tools": tools, "tool_choice": choice, "max_tokens": 1500}
     options |= {"parallel_tool_calls": parallel}
@@ -298,7 +300,7 @@ def test_a_response_format_is_not_a_forced_calls(
 ) -> None:
     """It is that of a later answer. Of tools, the allowed ones are called."""
     use_template(monkeypatch, served.model, SHORT.replace("<think>", ""))
-    monkeypatch.setattr(type(served.model), "encode", lambda *_: [1, 2, 3])
+    monkeypatch.setattr(chat_prompts, "encode", lambda *_: [1, 2, 3])
     tools = [CHOSEN] if choice == "required" else [TOOL, CHOSEN]
     options = OPTIONS | {"tools": tools, "max_tokens": 1500, "response_format": AB}
     done = served.client().chat.completions.create(**options, tool_choice=choice)
@@ -312,7 +314,7 @@ def test_an_answer_with_tools_is_of_its_form_or_a_call(
     served: Served, monkeypatch: pytest.MonkeyPatch, prompt: str, calls: bool
 ) -> None:
     use_template(monkeypatch, served.model, SHORT + prompt)
-    monkeypatch.setattr(type(served.model), "encode", lambda *_: [1, 2, 3])
+    monkeypatch.setattr(chat_prompts, "encode", lambda *_: [1, 2, 3])
     assert served.model.tokenizer
     (begin,) = served.model.tokenizer.encode("<").ids
     options = OPTIONS | {"tools": [CHOSEN], "max_tokens": 1500, "response_format": AB}

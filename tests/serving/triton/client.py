@@ -18,7 +18,7 @@ from snapexport.serving.triton.interface import INPUTS, UNARY_SUFFIX
 from tests.serving.process import read_metrics
 from tests.serving.triton.server import Server
 
-SECONDS = 60
+SECONDS = 300
 IDLE = {"requests_running": 0, "requests_waiting": 0, "slots_used": 0}
 _TYPES = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
 _DTYPES = {tensor.name: tensor.dtype for tensor in INPUTS}
@@ -98,7 +98,7 @@ class Client:
 
     def settled(self, **expected: float) -> dict[str, float]:
         """The metrics as soon as these have the given values."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + SECONDS
         while True:
             metrics = self.metrics()
             wrong = {name: metrics.get(name) for name in expected}

@@ -24,7 +24,7 @@ MAX_PENDING = 64
 
 @pytest.fixture(scope="session")
 def repository(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from snapexport.serving.triton.options import RepositoryOptions
+    from snapexport.serving.options import RepositoryOptions
     from snapexport.serving.triton.repository import write_repository
 
     out = tmp_path_factory.mktemp("triton") / "repository"

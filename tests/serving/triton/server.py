@@ -17,7 +17,7 @@ from tests.serving.triton.installation import environment, find, python_backend
 HOST = "127.0.0.1"
 EXIT_SECONDS = 5
 """Seconds that the server gives running requests when it has to end."""
-READY_SECONDS = 60
+READY_SECONDS = 300
 
 
 class ServerError(Exception):

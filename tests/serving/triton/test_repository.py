@@ -16,7 +16,7 @@ from snapexport.cli import app, triton
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError
-from snapexport.serving.triton.options import RepositoryOptions
+from snapexport.serving.options import RepositoryOptions
 from snapexport.serving.triton.repository import write_repository
 from tests.serving.triton.client import Client
 from tests.serving.triton.server import Server

@@ -149,7 +149,7 @@ def prompt(
 
 def turns_of(build: Build) -> Turns:
     """The build's chat template, taken apart."""
-    chat = ChatPrompts.open(build.directory, None, frozenset())
+    chat = ChatPrompts.open(build.directory)
     parts = ("first-message", "an-answer", "second-message")
     roles = ("user", "assistant", "user")
     messages = [{"role": r, "content": part} for r, part in zip(roles, parts, strict=True)]

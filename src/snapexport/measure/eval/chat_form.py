@@ -20,7 +20,7 @@ def frame_of(build: Build, wanted: bool | None) -> Frame:
     """
     if wanted is False or (wanted is None and not template_files.has_template(build.directory)):
         return as_it_is
-    chat = ChatPrompts.open(build.directory, None, frozenset())
+    chat = ChatPrompts.open(build.directory)
 
     def render(user: str) -> str:
         return chat.template.render([{"role": "user", "content": user}], True)

@@ -1,14 +1,13 @@
 """NVIDIA Dynamo: workers that prefill or decode a build, and a first cluster on one machine.
 
-    engine       `SnapexportEngine`: Dynamo's LLMEngine over a worker thread
-    requests     from a request of Dynamo's frontend to a `Request`
-    chunks       from outputs to chunks for the frontend
-    message      what a decode worker needs of a prompt that was prefilled elsewhere
+    options      of workers and clusters, and whether Dynamo is installed
+    engine       `SnapexportEngine`: Dynamo's LLMEngine over a worker thread; runs a worker
+    frontend     requests of Dynamo's frontend, and chunks for it
+    handover     what a prefill worker passes to a decode worker: message, lease, landing
+    prefill      lends rows
+    decode       fetches rows, and counts them
     transport    registers memory with NIXL, and fetches rows by it
-    leases       rows that wait to be fetched, how long, and the notes about them
-    landing      memory in which fetched rows land
-    metrics      counts of the rows that were fetched
     up           starts a frontend and workers on this machine
 
-Only engine.py, transport.py and worker.py import Dynamo or NIXL.
+Only engine.py and transport.py import Dynamo or NIXL.
 """

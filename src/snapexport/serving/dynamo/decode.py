@@ -1,24 +1,69 @@
-"""Fetches prompts that other workers have prefilled, and makes them requests of this one.
+"""Fetches prompts that other workers have prefilled, makes them requests of this one, counts them.
 
-Knows NIXL only by `Transport`, and no request of Dynamo.
+row_bytes_total / row_full_cache_bytes_total is the share of a full cache that compression leaves to
+move. Knows NIXL only by `Transport`, and no request of Dynamo.
 """
 
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from snapexport.contract.manifest import Manifest
+from snapexport.contract.memory import cache_bytes
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import Buffer
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.rows import Row, Rows, device_of
 from snapexport.runtime.requests.request import OutputDelta, Prefilled, Request
-from snapexport.serving.dynamo.landing import Borrowed, Landing, LandingRows
-from snapexport.serving.dynamo.leases import END, HOLD, note
-from snapexport.serving.dynamo.message import HandOver
-from snapexport.serving.dynamo.metrics import Moved
+from snapexport.serving.dynamo.handover import (
+    END,
+    HOLD,
+    Borrowed,
+    HandOver,
+    Landing,
+    LandingRows,
+    note,
+)
 from snapexport.serving.dynamo.transport import FetchError, Spans, StuckError, Transport
+from snapexport.serving.metrics import Metric
+
+METRICS = (
+    Metric("rows_moved_total", "COUNTER", "Prompts whose caches were fetched"),
+    Metric("rows_failed_total", "COUNTER", "Prompts whose caches could not be fetched"),
+    Metric("row_bytes_total", "COUNTER", "Bytes of the fetched caches"),
+    Metric("row_full_cache_bytes_total", "COUNTER", "Bytes of the same prompts' full caches"),
+    Metric("row_seconds_total", "COUNTER", "Seconds of fetching"),
+    Metric("leases", "GAUGE", "Prompts that wait in batch slots to be fetched"),
+    Metric("leases_expired_total", "COUNTER", "Prompts that nobody fetched in time"),
+)
+
+
+@dataclass(slots=True)
+class Moved:
+    """Rows that this worker has fetched. full_bytes_per_token: of an uncompressed cache."""
+
+    full_bytes_per_token: float
+    rows_moved_total: int = 0
+    rows_failed_total: int = 0
+    row_bytes_total: int = 0
+    row_full_cache_bytes_total: float = 0
+    row_seconds_total: float = 0
+
+    @classmethod
+    def by(cls, manifest: Manifest) -> "Moved":
+        """Counts of a build's worker."""
+        tokens = manifest.batch * manifest.geometry.L_max
+        return cls(cache_bytes(manifest).full / tokens)
+
+    def add(self, nbytes: int, prompt_length: int, seconds: float) -> None:
+        """Count one fetched row."""
+        self.rows_moved_total += 1
+        self.row_bytes_total += nbytes
+        self.row_full_cache_bytes_total += self.full_bytes_per_token * prompt_length
+        self.row_seconds_total += seconds
+
 
 LANDING_ROWS = 4
 """Rows that can be on their way at once. Further ones wait in the prefill workers."""

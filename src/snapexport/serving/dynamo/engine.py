@@ -1,11 +1,14 @@
 """Serves a build as a Dynamo engine, which prefills, decodes, or does both.
 
-Dynamo's own worker around it registers the model, takes signals and drains. Runs in Dynamo's event
-loop; the LLM has a thread of its own.
+`run_worker` runs it in this process, until a signal ends it. Dynamo's own worker around it
+registers the model, takes signals and drains. Runs in Dynamo's event loop; the LLM has a thread of
+its own.
 """
 
 import asyncio
 import logging
+import os
+import signal
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
@@ -13,10 +16,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+import uvloop
 from dynamo._core import Context
 from dynamo.common.backend.engine import EngineConfig, LLMEngine, LlmRegistration
 from dynamo.common.backend.health_check import build_health_check_payload, is_probe
-from dynamo.common.backend.worker import WorkerConfig
+from dynamo.common.backend.worker import Worker, WorkerConfig
 from dynamo.common.constants import DisaggregationMode
 from dynamo.common.utils.token_ids import normalize_request_token_ids
 from dynamo.llm.exceptions import (
@@ -30,17 +34,17 @@ from dynamo.llm.exceptions import (
 
 from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError
+from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.requests.request import Request
-from snapexport.serving.dynamo import message, requests
-from snapexport.serving.dynamo.chunks import Chunk, chunk_of, ended
-from snapexport.serving.dynamo.decode import Fetcher, Landed
-from snapexport.serving.dynamo.metrics import METRICS, Moved
+from snapexport.serving.dynamo import frontend, handover
+from snapexport.serving.dynamo.decode import METRICS, Fetcher, Landed, Moved
+from snapexport.serving.dynamo.frontend import Chunk, chunk_of, only_chunk
 from snapexport.serving.dynamo.options import WorkerOptions
 from snapexport.serving.dynamo.prefill import Lender
 from snapexport.serving.dynamo.transport import FetchError, Transport
 from snapexport.serving.failures import CANCELLED, FailureCode, GenerationError
-from snapexport.serving.model import Model
+from snapexport.serving.model import Model, require_tokenizer
 from snapexport.serving.streams import Stream
 
 MODES: dict[Role, DisaggregationMode] = {
@@ -127,10 +131,10 @@ class SnapexportEngine(LLMEngine):
         except GenerationError as error:
             if error.code != "cancelled":
                 raise _ERRORS.get(error.code, Unknown)(str(error)) from error
-            yield ended([], "cancelled", len(request["token_ids"]))
+            yield only_chunk([], "cancelled", len(request["token_ids"]))
 
     async def _chunks(self, given: dict[str, Any], context: Context) -> AsyncGenerator[Chunk, None]:
-        request = await asyncio.to_thread(requests.read, self._model, given)
+        request = await asyncio.to_thread(frontend.read, self._model, given)
         length, count = len(request.prompt_token_ids), 0
         async with AsyncExitStack() as stack:
             stream, landed = await self._begin(given, request, context, stack)
@@ -152,7 +156,7 @@ class SnapexportEngine(LLMEngine):
         """The request's stream, which `abort` finds, and its prompt if another worker made it."""
         landed = None
         if self._fetcher:
-            handed_over = message.read(_handed_over(given))
+            handed_over = handover.read(_handed_over(given))
             landed = await stack.enter_async_context(
                 self._fetcher.landed(handed_over, request, partial(_require_wanted, context))
             )
@@ -186,7 +190,7 @@ class SnapexportEngine(LLMEngine):
         """Answer a probe of a worker that can't prefill: by its thread."""
         if not self._streams.worker.is_running:
             raise Unknown("the worker's thread has ended")
-        return ended([0], "length", len(request["token_ids"]))
+        return only_chunk([0], "length", len(request["token_ids"]))
 
     async def register_prometheus(self, metrics: Any) -> None:
         """Add the worker's metrics to those of Dynamo's runtime."""
@@ -231,3 +235,33 @@ def _handed_over(given: Mapping[str, Any]) -> Any:
             "start a worker with --role prefill, or use --role both",
         )
     return result.get("disaggregated_params")
+
+
+_ENDPOINT = "generate"
+
+
+def run_worker(options: WorkerOptions) -> None:
+    """Load the build, and serve it until SIGTERM or SIGINT. Raises UserError."""
+    require_tokenizer(options)
+    engine = SnapexportEngine(options)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model's card is the build's own files
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # Dynamo's worker takes them from here on
+    uvloop.run(Worker(engine, _config(options)).run())
+
+
+def _config(options: WorkerOptions) -> WorkerConfig:
+    chats = options.chat_template is not None or has_template(options.build)
+    return WorkerConfig(
+        namespace=options.namespace,
+        component=options.component_name,
+        endpoint=_ENDPOINT,
+        model_name=str(options.build.absolute()),
+        served_model_name=options.model_name,
+        endpoint_types="chat,completions" if chats else "completions",
+        discovery_backend=options.discovery,
+        event_plane=options.event_plane,
+        custom_jinja_template=str(options.chat_template) if options.chat_template else None,
+        enable_kv_routing=False,  # a compressed cache has no blocks that prompts could share
+        disaggregation_mode=MODES[options.role],
+    )

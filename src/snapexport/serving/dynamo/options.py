@@ -1,5 +1,6 @@
-"""Options of `snapexport dynamo`, validated once."""
+"""Options of `snapexport dynamo`, validated once, and whether Dynamo and NIXL are installed."""
 
+import importlib.util
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,3 +75,25 @@ class ClusterOptions(ModelOptions):
             self.require_least(name, least)
         self.require_port()
         self.require_seconds("lease_seconds")
+
+
+PACKAGES = {
+    "dynamo._core": "ai-dynamo-runtime",
+    "dynamo.common.backend": "ai-dynamo",
+    "nixl": "nixl",
+}
+WHOLE = "pip install 'snapexport[cpu,dynamo]' && pip install --no-deps ai-dynamo nixl nixl-cu13"
+
+
+def require_installed() -> None:
+    """Raise UserError for a package that is missing."""
+    for module, package in PACKAGES.items():
+        if not _is_there(module):
+            raise UserError(f"the package '{package}' is not installed", WHOLE)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False

@@ -9,8 +9,7 @@ from contextlib import suppress
 
 from snapexport.runtime.engine.rows import Row, device_of
 from snapexport.runtime.requests.request import OutputDelta
-from snapexport.serving.dynamo.leases import END, HOLD, Leases, parse
-from snapexport.serving.dynamo.message import HandOver, Logprob, Span
+from snapexport.serving.dynamo.handover import END, HOLD, HandOver, Leases, Logprob, Span, parse
 from snapexport.serving.dynamo.transport import FetchError, Spans, Transport
 from snapexport.serving.model import Model
 from snapexport.serving.streams import Stream
@@ -49,7 +48,7 @@ class Lender:
             self.leases.grant(stream.request_id, time.monotonic())
 
     def message(self, request_id: int, delta: OutputDelta, row: Row) -> HandOver:
-        """What the decode worker needs. Raises FetchError if the lease has ended already."""
+        """The message to the decode worker. Raises FetchError if the lease has ended already."""
         found = self.leases.of(request_id)
         if found is None:
             raise FetchError("the prefill worker was too slow to hand the prompt over")

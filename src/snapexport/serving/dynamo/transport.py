@@ -17,8 +17,7 @@ from nixl._api import nixl_agent, nixl_agent_config
 
 from snapexport.runtime.engine.backend import Buffer
 from snapexport.runtime.engine.rows import Device
-from snapexport.serving.dynamo.landing import Landing
-from snapexport.serving.dynamo.message import HandOver, Span
+from snapexport.serving.dynamo.handover import HandOver, Landing, Span
 
 FETCH_SECONDS = 30.0
 _MEMORY: dict[Device, str] = {"cpu": "DRAM", "cuda": "VRAM"}

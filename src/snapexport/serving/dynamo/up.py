@@ -19,10 +19,8 @@ from pathlib import Path
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.serving.addresses import Addresses
-from snapexport.serving.dynamo.installation import require_installed
-from snapexport.serving.dynamo.options import ClusterOptions
-from snapexport.serving.process import answers, free_port, leash
+from snapexport.serving.dynamo.options import ClusterOptions, require_installed
+from snapexport.serving.process import Addresses, answers, free_port, leash
 
 HOST = "127.0.0.1"
 READY_SECONDS = 300.0
@@ -175,7 +173,7 @@ def wait(members: list[Member], options: ClusterOptions, port: int) -> None:
     while True:
         for member in members:
             member.require_running()
-        if all(answers(member.health) for member in members) and _answered(
+        if all(answers(member.health) for member in members) and _answers_request(
             options.model_name, port
         ):
             return
@@ -189,7 +187,7 @@ def wait(members: list[Member], options: ClusterOptions, port: int) -> None:
         time.sleep(0.2)
 
 
-def _answered(model: str, port: int) -> bool:
+def _answers_request(model: str, port: int) -> bool:
     body = json.dumps({"model": model, "prompt": "a", "max_tokens": 2, "ignore_eos": True}).encode()
     request = urllib.request.Request(
         f"http://{HOST}:{port}/v1/completions", body, {"content-type": "application/json"}

@@ -21,8 +21,8 @@ from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError, needs_extra
 from snapexport.files.copying import copy_file
 from snapexport.runtime.requests.scheduler import Scheduler
+from snapexport.serving.options import RepositoryOptions
 from snapexport.serving.triton.interface import BUILD, MODEL_FILE, VERSION, Device
-from snapexport.serving.triton.options import RepositoryOptions
 
 RECORD = "repository.json"
 """Record of what was written, from which build. --overwrite replaces only directories with it."""

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.runtime.requests.grammars.digits import MOST, Digits, Run
-from snapexport.runtime.requests.grammars.grammar import Place
-from snapexport.runtime.requests.grammars.grammars import Grammars
+from snapexport.runtime.requests.grammars.compiler import Grammars
+from snapexport.runtime.requests.grammars.grammar import MOST, Digits, Place, Run
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from tests.runtime.tokenizers_for_tests import byte_fallback, byte_level
 
@@ -110,11 +109,11 @@ def test_tokens_of_several_digits_count_as_many() -> None:
     for _ in range(7):
         run.take(1)
     mask = np.array([0b01111], np.uint8)
-    assert run.bounded(mask, may_end=False) == [0b01111]
+    assert run.bound_mask(mask, may_end=False) == [0b01111]
     run.take(0)
-    assert MOST - 2 == 22 and run.bounded(mask, may_end=False) == [0b01101]
+    assert MOST - 2 == 22 and run.bound_mask(mask, may_end=False) == [0b01101]
     run.take(2)
-    assert run.bounded(mask, may_end=False) == [0b01111]
+    assert run.bound_mask(mask, may_end=False) == [0b01111]
 
 
 def test_bytes_that_are_tokens_count_too() -> None:

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError
+from snapexport.runtime import confined
 from snapexport.runtime.confined import Pool
 from snapexport.runtime.requests import grammars
 from snapexport.runtime.requests.drafters.payoff import Payoff
 from snapexport.runtime.requests.grammars import library
+from snapexport.runtime.requests.grammars.compiler import Grammars
 from snapexport.runtime.requests.grammars.grammar import GrammarError
-from snapexport.runtime.requests.grammars.grammars import Grammars
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import Completion, SamplingParams
 from snapexport.runtime.requests.structured_outputs import MOST_CHARACTERS, StructuredOutputs
@@ -221,12 +222,13 @@ REFERENCES = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in r
     ],
 )
 def test_what_cannot_be_compiled_is_refused_in_bounded_time(
-    given: dict[str, Any], says: str
+    given: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = time.monotonic()
+    monkeypatch.setattr(confined, "SECONDS", 300)  # the clock of a busy machine is no bound
+    started = time.process_time()
     with pytest.raises(UserError, match=says):
         answers(MODEL, StructuredOutputs(**given))
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20, "others wait while this process compiles"
     (one,) = answers(MODEL, StructuredOutputs(choice=["on"]))
     assert one.text == "on"
 

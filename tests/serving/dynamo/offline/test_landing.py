@@ -5,12 +5,18 @@ from contextlib import suppress
 
 import pytest
 
-from snapexport.serving.dynamo.landing import Landing, LandingRows
+from snapexport.serving.dynamo.handover import Landing, LandingRows
 
 pytestmark = pytest.mark.anyio
 
 
 async def nothing() -> None: ...
+
+
+async def turns() -> None:
+    """Let every task go on as far as it can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 async def hold(rows: LandingRows, lent: list[Landing], until: asyncio.Event) -> None:
@@ -22,7 +28,7 @@ async def hold(rows: LandingRows, lent: list[Landing], until: asyncio.Event) -> 
 async def test_rows_are_lent_to_one_borrower_at_a_time() -> None:
     rows, lent, end = LandingRows([Landing(()), Landing(())]), [], asyncio.Event()
     tasks = [asyncio.create_task(hold(rows, lent, end)) for _ in range(3)]
-    await asyncio.sleep(0.01)
+    await turns()
     assert len(lent) == 2 and lent[0] is not lent[1]
     end.set()
     await asyncio.gather(*tasks)
@@ -32,7 +38,7 @@ async def test_rows_are_lent_to_one_borrower_at_a_time() -> None:
 async def test_cancelled_borrower_gives_its_row_back_once() -> None:
     rows, lent = LandingRows([Landing(())]), []
     task = asyncio.create_task(hold(rows, lent, asyncio.Event()))
-    await asyncio.sleep(0.01)
+    await turns()
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task

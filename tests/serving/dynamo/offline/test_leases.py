@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapexport.serving.dynamo.leases import END, HOLD, Leases, note, parse
+from snapexport.serving.dynamo.handover import END, HOLD, Leases, note, parse
 
 
 class Slots:

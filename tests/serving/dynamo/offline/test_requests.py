@@ -7,8 +7,8 @@ import pytest
 from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
-from snapexport.serving.dynamo import message
-from snapexport.serving.dynamo.requests import read
+from snapexport.serving.dynamo import handover as message
+from snapexport.serving.dynamo.frontend import read
 from snapexport.serving.model import Model
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 

@@ -10,8 +10,9 @@ import pytest
 from snapexport.runtime.requests.request import OutputDelta, Request, SamplingParams
 from snapexport.serving.failures import Failure, GenerationError
 from snapexport.serving.streams import Stream
-from snapexport.serving.triton.backend.inputs import Inputs
 from snapexport.serving.triton.backend.sender import Sender
+from snapexport.serving.triton.backend.tensors import Inputs
+from tests.serving.process import SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -73,10 +74,11 @@ class Bench:
         self.answer = asyncio.ensure_future(sender.answer(self.stream, self.inputs, self.port))
 
     async def put(self, *events: OutputDelta | Failure) -> None:
-        """All events of one step, and time to send them."""
+        """All events of one step, which are sent before it returns."""
         for event in events:
             self.stream.put(event)
-        await asyncio.sleep(0.01)
+        for _ in range(20):  # turns of the loop: nothing else is waited for
+            await asyncio.sleep(0)
 
 
 def output(text: str, reason: Any = None) -> OutputDelta:
@@ -123,7 +125,9 @@ async def test_client_that_left_cancels_its_request_and_no_ended_one(ends: bool)
     await asyncio.sleep(0.05)
     assert bench.streams.cancelled == []
     bench.port.gone = True
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(SECONDS):
+        while not (bench.streams.cancelled or bench.answer.done()):
+            await asyncio.sleep(0.001)
     await bench.put(Failure("left", "cancelled"))
     await bench.answer
     assert bench.streams.cancelled == ([] if ends else [bench.stream])

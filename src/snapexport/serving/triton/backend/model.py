@@ -17,15 +17,19 @@ from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.request import Request
 from snapexport.serving.metrics import Observe
 from snapexport.serving.model import Model as ServedModel
+from snapexport.serving.model import run_every_decode
 from snapexport.serving.options import ModelOptions
 from snapexport.serving.streams import Stream
-from snapexport.serving.triton.backend import inputs as inputs_module
-from snapexport.serving.triton.backend.inputs import Inputs
-from snapexport.serving.triton.backend.publisher import EVERY_SECONDS, Publisher
+from snapexport.serving.triton.backend import tensors
 from snapexport.serving.triton.backend.sender import Sender
 from snapexport.serving.triton.backend.settings import backend_of, read_options
-from snapexport.serving.triton.backend.triton_port import TritonPort, parameters_of
-from snapexport.serving.warm_up import run_every_decode
+from snapexport.serving.triton.backend.tensors import Inputs
+from snapexport.serving.triton.backend.triton_port import (
+    EVERY_SECONDS,
+    Publisher,
+    TritonPort,
+    parameters_of,
+)
 
 READERS = 2
 """Threads that tokenize, since Triton calls `execute` one at a time and prompts may be long."""
@@ -112,7 +116,7 @@ def _inputs_of(request: Any) -> Inputs:
     """Copy the request's values, since Triton owns their memory."""
     values = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
     outputs = frozenset(request.requested_output_names())
-    return inputs_module.read(values, parameters_of(request), request.timeout(), outputs)
+    return tensors.read(values, parameters_of(request), request.timeout(), outputs)
 
 
 @contextmanager

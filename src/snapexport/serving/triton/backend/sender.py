@@ -12,10 +12,9 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from snapexport.serving.failures import CANCELLED, FailureCode, GenerationError
-from snapexport.serving.streams import Stream, Streams, joined
+from snapexport.serving.streams import Stream, Streams, join_deltas
 from snapexport.serving.token_text import TokenText
-from snapexport.serving.triton.backend.inputs import Inputs
-from snapexport.serving.triton.backend.outputs import tensors
+from snapexport.serving.triton.backend.tensors import Inputs, tensors
 from snapexport.serving.triton.interface import Code
 
 RUNNING_SECONDS = 0.01
@@ -73,7 +72,7 @@ class Sender:
                 held.append(output)
                 is_last = output.finish_reason is not None
                 if inputs.stream or is_last:
-                    whole = joined(held)
+                    whole = join_deltas(held)
                     port.send(tensors(inputs, prompt_tokens, whole, echo, self.text_of), is_last)
                     held, echo = [], ""
 

@@ -55,7 +55,7 @@ class UnaryModel:
         if _streams(request):
             return "INVALID_ARG", f"stream must be false here: {self._model} streams"
         try:
-            forwarded = self._forwarded(request)
+            forwarded = self._forward(request)
         except Exception as error:  # such as a parameter of a kind that cannot be passed on
             return "INVALID_ARG", f"the request cannot be passed on: {error}"
         if not self._places.acquire(blocking=False):
@@ -63,7 +63,7 @@ class UnaryModel:
         self._threads.submit(self._answer, forwarded, port)
         return None
 
-    def _forwarded(self, request: Any) -> Any:
+    def _forward(self, request: Any) -> Any:
         return triton.InferenceRequest(
             model_name=self._model,
             requested_output_names=list(request.requested_output_names()),

@@ -1,0 +1,216 @@
+"""Walks JSON schemas, follows their references, and closes the objects that they leave open.
+
+Clients mean the properties that they name, and small models go on to invent others. vLLM closes
+objects too. A schema that means more says `additionalProperties: true`.
+
+An object may be joined of several schemas, by allOf, anyOf, oneOf, $ref or properties beside
+another. If each were closed, no answer would match them all: the whole is closed instead, with the
+names of all of them, and they stay open.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+DEFINITIONS = "$defs", "definitions"
+
+_OF_SCHEMAS = "properties", "patternProperties", *DEFINITIONS
+"""Keywords whose value is an object of schemas."""
+
+CHOICES = "anyOf", "oneOf"
+
+JOINS = "allOf", *CHOICES
+
+_ONE_OR_SEVERAL = "items", "prefixItems", "additionalItems", "additionalProperties"
+
+
+def map_subschemas(
+    schema: Mapping[str, Any], single: Callable[[Any], Any], joined: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """The schema with others in place of those within. joined: of what it is joined of."""
+
+    def part(key: str, value: Any) -> Any:
+        if key in _OF_SCHEMAS and isinstance(value, Mapping):
+            return {name: single(one) for name, one in value.items()}
+        if key in JOINS or key in _ONE_OR_SEVERAL:
+            each = joined if key in JOINS else single
+            return [each(one) for one in value] if isinstance(value, list) else each(value)
+        return value
+
+    return {key: part(key, value) for key, value in schema.items()}
+
+
+FAR: Final = object()
+"""What a reference to elsewhere, or to nothing, points to."""
+
+
+def found_at(root: Any, pointer: Any) -> Any:
+    """The target of a reference such as #/$defs/a points to; FAR if it is not in there."""
+    if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
+        return FAR
+    place = root
+    for step in unquote(pointer).split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, Mapping) and key in place:
+            place = place[key]
+        elif isinstance(place, list) and key in map(str, range(len(place))):
+            place = place[int(key)]
+        else:
+            return FAR
+    return place
+
+
+_SAYS = "patternProperties", "unevaluatedProperties", "minProperties", "if", "dependentSchemas"
+"""Beside these, an object is left as it is."""
+
+_MOST_NAMES = 20_000
+"""Looked at in joined objects. Those beyond are left open: a hostile schema repeats its names."""
+
+
+class _OpenError(Exception):
+    """An object means more than the properties that are named."""
+
+
+def close_objects(schema: Any) -> Any:
+    """The schema with closed objects, where that leaves any answer."""
+    try:
+        return _Closer(schema).root()
+    except RecursionError:
+        return schema
+
+
+class _Closer:
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._copies: dict[int, str] = {}
+        """By the identity of what they are copies of, which many pointers may point to."""
+        self._more: dict[str, Any] = {}
+        """Definitions that stay open, for objects that are joined with them."""
+        self._left = _MOST_NAMES
+
+    def root(self) -> Any:
+        found = self._close(self._root)
+        if not self._more:
+            return found
+        return found | {"$defs": {**found.get("$defs", {}), **self._more}}
+
+    def _close(self, schema: Any) -> Any:
+        """Close a schema that no other is joined with."""
+        if not isinstance(schema, Mapping):
+            return schema
+        if schema.get("unevaluatedProperties") is False:
+            rest = {key: one for key, one in schema.items() if key != "unevaluatedProperties"}
+            found = self._close(rest)  # which says the same, if all names are known
+            return found if _is_closed(found) else {**found, "unevaluatedProperties": False}
+        if _constraints(schema) > 1:
+            return self._close_joined(schema)
+        found = map_subschemas(schema, self._close, self._close)
+        return self._with_names(found, schema) if "properties" in schema else found
+
+    def _open(self, schema: Any) -> Any:
+        """A schema that another is joined with."""
+        if not isinstance(schema, Mapping):
+            return schema
+        found = map_subschemas(schema, self._close, self._open)
+        if "$ref" in schema:
+            found["$ref"] = self._copy(schema["$ref"])
+        return found
+
+    def _close_joined(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An object of several schemas: of choices, each is closed with the names of the rest."""
+        found: dict[str, Any] = self._open(schema)
+        choices = [key for key in CHOICES if isinstance(schema.get(key), list)]
+        if len(choices) != 1:
+            return self._with_names(found, schema)
+        (key,) = choices
+        rest = {name: value for name, value in schema.items() if name != key}
+        found[key] = [
+            self._with_names(inner, rest, one) if isinstance(inner, Mapping) else inner
+            for inner, one in zip(found[key], schema[key], strict=True)
+        ]
+        return found
+
+    def _with_names(self, found: Mapping[str, Any], *schemas: Any) -> Mapping[str, Any]:
+        """The schema closed with the names of these, if it is open and they mean no more."""
+        if "additionalProperties" in found:
+            return found
+        try:
+            names, required = self._names(schemas)
+        except _OpenError:
+            return found
+        own = found.get("properties", {} if names else None)
+        if not required <= names.keys() or not isinstance(own, Mapping):
+            return found
+        properties = {**own, **{name: True for name in names if name not in own}}
+        return {**found, "properties": properties, "additionalProperties": False}
+
+    def _names(self, schemas: Any) -> tuple[dict[str, None], set[str]]:
+        """The properties that schemas name, and those that they require. Raises _OpenError."""
+        names, required, seen = dict[str, None](), set[str](), set[str]()
+        waiting = list(reversed(schemas))
+        while waiting:
+            schema = waiting.pop()
+            if not isinstance(schema, Mapping):
+                continue
+            properties, wanted = schema.get("properties", {}), schema.get("required", [])
+            says = any(key in schema for key in _SAYS)
+            if says or schema.get("additionalProperties", False) is not False:
+                raise _OpenError
+            if not isinstance(properties, Mapping) or not _is_texts(wanted):
+                raise _OpenError
+            self._left -= 1 + len(properties)
+            if self._left < 0:
+                raise _OpenError
+            names |= dict.fromkeys(properties)
+            required |= set(wanted)
+            pointer = schema.get("$ref")
+            if isinstance(pointer, str) and pointer not in seen:
+                seen.add(pointer)
+                waiting.append(self._target(pointer))
+            for key in JOINS:
+                waiting += reversed(value) if isinstance(value := schema.get(key), list) else []
+        return names, required
+
+    def _target(self, pointer: str) -> Any:
+        """Raises _OpenError for a schema from elsewhere."""
+        target = found_at(self._root, pointer)
+        if target is FAR:
+            raise _OpenError
+        return target
+
+    def _copy(self, pointer: Any) -> Any:
+        """A reference to the same schema, open."""
+        target = found_at(self._root, pointer)
+        if not isinstance(target, Mapping):
+            return pointer
+        if id(target) not in self._copies:
+            known = self._root.get("$defs", {})
+            if not isinstance(known, Mapping):
+                return pointer
+            name = f"open{len(self._copies)}"
+            while name in known:
+                name += "_"
+            self._copies[id(target)] = name
+            inside = {key: value for key, value in target.items() if key not in DEFINITIONS}
+            self._more[name] = self._open(inside)
+        return f"#/$defs/{self._copies[id(target)]}"
+
+
+def _constraints(schema: Mapping[str, Any]) -> int:
+    """How many schemas an object must match at once, that may name properties."""
+    every = schema.get("allOf")
+    own = [isinstance(schema.get("properties"), Mapping), isinstance(schema.get("$ref"), str)]
+    choices = [isinstance(schema.get(key), list) for key in CHOICES]
+    return sum(own) + sum(choices) + (len(every) if isinstance(every, list) else 0)
+
+
+def _is_closed(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    choices = (one for key in CHOICES if isinstance(one := schema.get(key), list))
+    closed_choices = any(all(map(_is_closed, each)) for each in choices)
+    return schema.get("additionalProperties") is False or closed_choices
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)

@@ -1,1 +1,0 @@
-"""Changes the logits that a request's next token is chosen from."""
