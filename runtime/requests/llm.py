@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from snapexport.runtime.requests.drafters.table import MakeDrafter
-from snapexport.runtime.requests.grammars.grammars import Grammars
 from tokenizers import Tokenizer
 
 from snapexport.contract.build_directory import Build
