@@ -111,7 +111,7 @@ def _show(report: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Print the report, and draw a whole one of several caches beside the records."""
     if arguments.out:
         with needs_extra("eval"):
-            from snapexport.measure.eval import plots
+            from snapexport.measure import plots
         drawn = report["complete"] and report["compared"]
         written = plots.draw(report, arguments.out) if drawn else []
         files = f"{arguments.out}: {', '.join(('report.json', 'samples.jsonl', *written))}"

@@ -12,7 +12,7 @@ from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.memory import cache_bytes
 from snapexport.files.safetensors import TensorSpan
 from snapexport.measure.bench.costs import Costs, LayerCosts, Weights
-from snapexport.measure.bench.turns import Rates, Work, spread, tail
+from snapexport.measure.bench.turns import Rates, Work, spread
 
 
 def test_a_spread_has_quartiles_whatever_the_order_of_values() -> None:
@@ -26,10 +26,6 @@ def test_a_spread_has_quartiles_whatever_the_order_of_values() -> None:
     }
     assert set(spread([7.0]).values()) == {1, 7.0}
     assert spread([1 / 3])["median"] == 0.333333
-
-
-def test_a_tail_has_median_90th_and_99th_percentile() -> None:
-    assert tail(range(101)) == {"samples": 101, "median": 50, "p90": 90, "p99": 99}
 
 
 def test_a_roofline_is_the_longer_of_memory_and_compute_time() -> None:

@@ -9,7 +9,8 @@ import pytest
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.eval import answers, plots
+from snapexport.measure import plots
+from snapexport.measure.eval import answers
 from snapexport.measure.eval.answers import Answer
 from snapexport.measure.eval.chat_form import in_chat
 from snapexport.measure.eval.estimate import estimate

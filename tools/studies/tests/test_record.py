@@ -8,7 +8,7 @@ import pytest
 
 from snapexport.errors import UserError
 from snapexport.measure.bench.turns import Case, alone
-from tools.studies.speed.record import Results, read
+from tools.studies.speed.record import Results, read, tail
 
 
 @dataclass(frozen=True)
@@ -47,3 +47,7 @@ def test_results_file_of_another_format_is_refused(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(UserError, match=r"test\.json"):
             read(file)
+
+
+def test_a_tail_has_median_90th_and_99th_percentile() -> None:
+    assert tail(range(101)) == {"samples": 101, "median": 50, "p90": 90, "p99": 99}

@@ -6,12 +6,14 @@ medians, never means. Knows no system: a case brings its own clock.
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+
+from snapexport.measure.pace import seconds_of
 
 Row = dict[str, Any]
 Timed = Callable[[], float]
@@ -72,13 +74,7 @@ Taken = Mapping[Case, Sequence[float]]
 
 def clocked(action: Callable[[], object]) -> Timed:
     """The same action, timed by this process."""
-
-    def timed() -> float:
-        started = time.perf_counter()
-        action()
-        return time.perf_counter() - started
-
-    return timed
+    return partial(seconds_of, action)
 
 
 def probe(name: str, amount: int, action: Callable[[], object]) -> Case:
@@ -140,17 +136,10 @@ def rates(found: Row) -> Rates | None:
 
 def spread(values: Sequence[float]) -> Row:
     """Quartiles and extremes of at least one value."""
-    return _percentiles(values, min=0, q1=25, median=50, q3=75, max=100)
-
-
-def tail(values: Sequence[float]) -> Row:
-    """The median of at least one value, and what one in 10 and one in 100 exceeds."""
-    return _percentiles(values, median=50, p90=90, p99=99)
-
-
-def _percentiles(values: Sequence[float], **percents: int) -> Row:
-    found = np.percentile(values, list(percents.values())).tolist()
-    return {"samples": len(values)} | dict(zip(percents, map(rounded, found), strict=True))
+    found = map(rounded, np.percentile(values, (0, 25, 50, 75, 100)).tolist())
+    return {"samples": len(values)} | dict(
+        zip(("min", "q1", "median", "q3", "max"), found, strict=True)
+    )
 
 
 def rounded(value: float) -> float:

@@ -14,8 +14,7 @@ from snapexport.contract.pieces import repeated_starts
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.open_graphs import OpenGraphs
 from snapexport.measure.eval.systems import System
-from snapexport.measure.pace import Estimate, chunk_seconds, step_seconds
-from snapexport.measure.pace import seconds as seconds_of
+from snapexport.measure.pace import Estimate, chunk_seconds, seconds_of, step_seconds
 
 
 def estimate(grid: Grid) -> Estimate:

@@ -15,11 +15,11 @@ import numpy as np
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.bench.clients import Workload
 from snapexport.measure.bench.tables import Column, Table, ms, number
 from snapexport.measure.bench.turns import Row, rounded
 from tools.studies.speed.deployment_load import idle_cores, measured, warm_up
 from tools.studies.speed.deployments import Deployment, dynamo_versions, running
+from tools.studies.speed.openai_clients import Workload
 from tools.studies.speed.record import Results
 from tools.studies.speed.setup import BUNDLED, Experiment, Setup
 

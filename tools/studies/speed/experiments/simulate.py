@@ -12,10 +12,10 @@ import numpy as np
 
 from snapexport.errors import UserError
 from snapexport.measure.bench.tables import Column, Table, number
-from snapexport.measure.bench.turns import Row, rounded, tail
+from snapexport.measure.bench.turns import Row, rounded
 from tools.studies.speed.experiments.equal_memory import PAPER
 from tools.studies.speed.large_models import H200, MODELS, Published, Worker, workers
-from tools.studies.speed.record import Results
+from tools.studies.speed.record import Results, tail
 from tools.studies.speed.setup import Experiment, Setup
 from tools.studies.speed.simulation import Cluster, simulate
 

@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from snapexport.contract import names
-from snapexport.measure.bench.sessions import open_session
+from snapexport.measure.bench.probes import open_session
 from snapexport.measure.bench.tables import Table
 from snapexport.measure.bench.turns import Case, Row, Timed, alone, clocked
 from tools.studies.speed.experiments.host import SAMPLINGS, Running, TimedExecutor
