@@ -183,10 +183,10 @@ def test_plot_titles_of_long_names_do_not_overlap(budgets: tuple[int, ...]) -> N
 
 
 def test_a_plot_label_breaks_only_between_fields() -> None:
-    assert plots.broken("snapstream") == "snapstream"
-    assert plots.broken("snapstream:L_obs=16") == "snapstream:L_obs=16"
-    assert plots.broken(LONG) == "snapstream:\nvote=sum-squares,\npool=max"
-    assert plots.broken(LONGER).replace("\n", "") == LONGER
+    assert plots.break_name("snapstream") == "snapstream"
+    assert plots.break_name("snapstream:L_obs=16") == "snapstream:L_obs=16"
+    assert plots.break_name(LONG) == "snapstream:\nvote=sum-squares,\npool=max"
+    assert plots.break_name(LONGER).replace("\n", "") == LONGER
 
 
 def test_plot_lines_are_distinct_and_a_policy_keeps_its_colour() -> None:
@@ -199,7 +199,7 @@ def test_plot_lines_are_distinct_and_a_policy_keeps_its_colour() -> None:
     named = {one.get_label(): one for one in above.get_legend().legend_handles}
     drawn = [line for line in above.get_lines() if len(line.get_xdata())]
     for rate, line in zip(report["hit_rate"], drawn, strict=True):
-        name = plots.broken(rate["system"])
+        name = plots.break_name(rate["system"])
         assert line.get_color() == named[name].get_color() == colours[name]
         assert line.get_marker() == named[f"{rate['slots']} slots"].get_marker()
 

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 Scale = Callable[[Row, float], float]
 """From a row and a time in it, in seconds, to what is drawn."""
 Pictures = Mapping[str, Mapping[str, tuple[str, Callable[[Row], Figure]]]]
-"""By experiment and name: the section that a picture needs, and what draws it."""
+"""The section that a picture needs, and what draws it, by experiment and name."""
 
 STYLE: Any = {
     "font.size": 9,
@@ -135,7 +135,7 @@ def thousands(tokens: float) -> str:
     return f"{tokens / 1024:g}K" if tokens and tokens % 1024 == 0 else f"{tokens:g}"
 
 
-def broken(name: str) -> str:
+def break_name(name: str) -> str:
     """A name in lines of NAME_WIDTH, broken only after its colon and commas."""
     lines = [""]
     for part in re.findall(r"[^:,]+[:,]?", name):
@@ -194,7 +194,7 @@ def _names(report: Row) -> list[str]:
 
 
 def _compressing(report: Row) -> list[str]:
-    """Those that keep less than all; their order gives them the same colours in all pictures."""
+    """The systems that keep less than all; their order gives each the same colour everywhere."""
     return list(by((row for row in report["systems"] if row["policy"] != "full"), "system"))
 
 
@@ -212,7 +212,7 @@ def _panels_of_slots(
     report: Row, titles: Collection[object], label: str, width: float = 3.2
 ) -> tuple[Figure, list[Axes]]:
     """A panel for each title, with room for a legend of the systems' names."""
-    names = [line for name in _names(report) for line in broken(name).split("\n")]
+    names = [line for name in _names(report) for line in break_name(name).split("\n")]
     figure, drawn = panels(len(titles), width, 1 + 0.09 * max(map(len, names)), sharey=True)
     for axes in drawn:
         axes.set(xlabel="cache slots per KV head")
@@ -230,9 +230,9 @@ def accuracy_by_budget(report: Row) -> Figure:
             if name in compressing:
                 scores = [_mean(r["score"] for r in own if r["slots"] == n) for n in budgets]
                 style = look(compressing.index(name))
-                axes.plot(budgets, scores, label=broken(name), **style)
+                axes.plot(budgets, scores, label=break_name(name), **style)
             else:
-                _reference(axes, _mean(row["score"] for row in own), label=broken(name))
+                _reference(axes, _mean(row["score"] for row in own), label=break_name(name))
         if budgets:
             ticks(axes, budgets)
         axes.set(title=MODES[mode], ylim=(-0.03, 1.03))
@@ -252,9 +252,9 @@ def loss_by_slots(report: Row) -> Figure:
     for axes, (length, rows) in zip(drawn, lengths.items(), strict=True):
         own, columns = by(rows, "system"), ("slots", "loss", "loss_stderr")
         for index, name in enumerate(_compressing(report)):
-            values = ([row[key] or 0 for row in own.get(name, [])] for key in columns)
-            axes.errorbar(*values, label=broken(name), **look(index))
-        ticks(axes, [slots for slots in _budgets(report) if slots < length], rotation=90)
+            slots, loss, error = ([row[key] or 0 for row in own.get(name, [])] for key in columns)
+            axes.errorbar(slots, loss, error, label=break_name(name), **look(index))
+        ticks(axes, [budget for budget in _budgets(report) if budget < length], rotation=90)
         _reference(axes, 0)
         axes.set(title=f"{length} tokens")
     legend_beside(drawn[-1])
@@ -266,7 +266,7 @@ def depths(report: Row, mode: str) -> Figure:
     rows = [row for row in report["results"] if row["mode"] == mode]
     places = _places(report)
     count, columns = (max(place) + 1 for place in zip(*places.values(), strict=True))
-    title_lines = 2 + max(broken(name).count("\n") for name in _names(report))
+    title_lines = 2 + max(break_name(name).count("\n") for name in _names(report))
     size = 1.9 * columns + 1.4, (1.6 + 0.15 * title_lines) * count + 0.6
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(count, columns, sharex=True, sharey=True, squeeze=False)
@@ -277,7 +277,7 @@ def depths(report: Row, mode: str) -> Figure:
         axes = grid[line, column]
         axes.axis("on")
         image = _draw_depths(axes, own, report["options"])
-        axes.set_title(f"{broken(name)}\n{slots} slots", fontsize=8)
+        axes.set_title(f"{break_name(name)}\n{slots} slots", fontsize=8)
         axes.tick_params(labelbottom=(line + 1, column) not in places.values())
     _name_maps(figure, grid, image, "accuracy", "prompt, tokens", "depth of the needle")
     figure.suptitle(MODES[mode], fontsize=10)
@@ -335,7 +335,7 @@ def hit_rate(report: Row) -> Figure:
     """
     rates = [rate for rate in report["hit_rate"] if _was_seen(rate)]
     names, budgets = list(by(rates, "system")), _budgets(report)
-    maps = len(names) * (1.1 + 0.15 * max(broken(name).count("\n") + 1 for name in names))
+    maps = len(names) * (1.1 + 0.15 * max(break_name(name).count("\n") + 1 for name in names))
     figure = Figure(figsize=(2.4 * len(budgets) + 4, 2.4 + maps), layout="constrained")
     parts: Any = figure.subfigures(2, 1, height_ratios=[2.4, maps])
     above, below = parts
@@ -351,11 +351,11 @@ def _draw_layers(axes: Axes, rates: list[Row], names: list[str], budgets: list[i
     """A colour for each policy and a marker for each budget, which keeps the legend short."""
     colours, markers = dict(zip(names, cycle(COLOURS))), dict(zip(budgets, cycle(MARKERS)))
     for rate in rates:
-        style = {"color": colours[rate["system"]], "marker": markers[rate["slots"]]}
-        axes.plot(np.array(rate["by_layer"], float), markersize=4, **style)
+        layers, colour = np.array(rate["by_layer"], float), colours[rate["system"]]
+        axes.plot(layers, color=colour, marker=markers[rate["slots"]], markersize=4)
     seen, slots = by(rates, "system"), by(rates, "slots")
     for name in (name for name in names if name in seen):
-        axes.plot([], color=colours[name], label=broken(name))
+        axes.plot([], color=colours[name], label=break_name(name))
     for count in (budget for budget in budgets if budget in slots):
         axes.plot([], color="black", marker=markers[count], ls="", ms=4, label=f"{count} slots")
     axes.set(xlabel="layer", ylabel="hit rate", ylim=(-0.03, 1.03))
@@ -371,7 +371,7 @@ def _draw_steps(axes: Axes, rate: Row) -> Any:
     watched = np.flatnonzero(~np.isnan(table).all(0))
     table = table[:, : watched[-1] + 1]
     image = _draw_map(axes, table, extent=(0.5, table.shape[1] + 0.5, len(table) - 0.5, -0.5))
-    axes.set_title(f"{broken(rate['system'])}, {rate['slots']} slots", fontsize=8)
+    axes.set_title(f"{break_name(rate['system'])}, {rate['slots']} slots", fontsize=8)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     return image

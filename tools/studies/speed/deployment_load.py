@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from snapexport.errors import UserError
-from snapexport.measure.bench.turns import Row, rounded
+from snapexport.measure.bench.turns import Row, six_digits
 from tools.studies.speed.deployments import NAME, Running
 from tools.studies.speed.openai_clients import Exchange, OpenAIModel, Workload
 from tools.studies.speed.record import tail
@@ -27,7 +27,7 @@ def idle_cores(one: Running) -> float:
     """Processors' seconds a second without a request."""
     before = one.cpu_seconds()
     time.sleep(IDLE_SECONDS)
-    return rounded((one.cpu_seconds() - before) / IDLE_SECONDS)
+    return six_digits((one.cpu_seconds() - before) / IDLE_SECONDS)
 
 
 def measured(one: Running, workload: Workload) -> Row:
@@ -36,7 +36,7 @@ def measured(one: Running, workload: Workload) -> Row:
     exchanges = OpenAIModel(one.openai, NAME).drive(workload, time.perf_counter)
     seconds, spent = time.perf_counter() - began, one.cpu_seconds() - cpu
     moved = {name: value - before.get(name, 0.0) for name, value in one.moved().items()}
-    return summed_up(exchanges) | fetched(moved) | {"cores": rounded(spent / seconds)}
+    return summed_up(exchanges) | fetched(moved) | {"cores": six_digits(spent / seconds)}
 
 
 def summed_up(exchanges: Sequence[Exchange]) -> Row:
@@ -49,7 +49,7 @@ def summed_up(exchanges: Sequence[Exchange]) -> Row:
         "pause": [pause(one) for one in good],
     }
     return {
-        "tokens_per_second": rounded(tokens_per_second(exchanges, good)),
+        "tokens_per_second": six_digits(tokens_per_second(exchanges, good)),
         **{f"{name}_seconds": tail(found) if found else None for name, found in times.items()},
         "requests": len(good),
         "failed": len(errors),
@@ -75,8 +75,8 @@ def fetched(moved: Mapping[str, float]) -> Row:
         "rows": int(rows),
         "row_bytes": round(nbytes / rows),
         "full_cache_bytes": round(full / rows),
-        "of_full_cache": rounded(nbytes / full),
-        "fetch_seconds": rounded(moved["row_seconds_total"] / rows),
+        "of_full_cache": six_digits(nbytes / full),
+        "fetch_seconds": six_digits(moved["row_seconds_total"] / rows),
     }
 
 

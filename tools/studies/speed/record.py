@@ -10,7 +10,7 @@ import numpy as np
 from snapexport.errors import UserError
 from snapexport.measure.bench import results
 from snapexport.measure.bench.results import FORMAT
-from snapexport.measure.bench.turns import Row, rounded
+from snapexport.measure.bench.turns import Row, six_digits
 
 _WIDE = 0.2
 """Of the median."""
@@ -61,5 +61,5 @@ def spread_ms(row: Row | None) -> str:
 
 def tail(values: Sequence[float]) -> Row:
     """The median of at least one value, and what one in 10 and one in 100 exceeds."""
-    found = map(rounded, np.percentile(values, (50, 90, 99)).tolist())
+    found = map(six_digits, np.percentile(values, (50, 90, 99)).tolist())
     return {"samples": len(values)} | dict(zip(("median", "p90", "p99"), found, strict=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.errors import UserError
-from snapexport.measure.bench.turns import Case, alone
+from snapexport.measure.bench.turns import Case, singles
 from tools.studies.speed.record import Results, read, tail
 
 
@@ -23,7 +23,7 @@ def results(path: Path, settings: Settings | None = None) -> Results:
 def test_resumed_results_have_the_rows_of_the_file(tmp_path: Path) -> None:
     first = results(tmp_path / "test.json")
     case = Case("decode", {"size": 1, "batch": None}, lambda: 0.5)
-    first.measure("decode", alone([case]), rounds=1)
+    first.measure("decode", singles([case]), rounds=1)
     again = results(tmp_path / "test.json")
     again.resume()
     assert again.has("decode", {"size": 1, "batch": None})

@@ -44,7 +44,7 @@ class BenchOptions:
 
     @property
     def running(self) -> dict[str, Any]:
-        """What runs the graphs: arguments of `open_executor`."""
+        """The backend and its settings: arguments of `open_executor`."""
         names = "backend", "precision", "threads", "prepack"
         return {name: getattr(self, name) for name in names}
 
@@ -64,7 +64,7 @@ class Plan:
 
     @classmethod
     def of(cls, build: Build, options: BenchOptions) -> "Plan":
-        """Of the build, and its baseline if wanted. Raises UserError."""
+        """Plan the build, and its baseline if wanted. Raises UserError."""
         build.require_run(baseline=options.baseline, **options.running)
         sides = (False, True) if options.baseline else (False,)
         specs = [SystemSpec.of(build, baseline=side, **options.running) for side in sides]

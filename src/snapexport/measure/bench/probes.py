@@ -17,7 +17,7 @@ from snapexport.errors import needs_extra
 from snapexport.measure.bench.turns import Case, probe
 
 BenchBackend = Literal["onnxruntime", "openvino"]
-"""What runs graphs on a CPU: the probes of the roofline run there."""
+"""Backends on a CPU: the probes of the roofline run there."""
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -25,7 +25,7 @@ READ_BYTES = 1 << 28
 """Far more than a processor's caches hold."""
 
 ROWS = 1024
-"""Of the square matrices: large enough for the full rate."""
+"""Rows of the square matrices: enough for the full rate."""
 
 # c[M,N] = MatMul(a[M,K], b[K,N]), opset 21; test_probes.py has it as text. Written out, since
 # an installation that runs builds has no onnx package.
@@ -39,7 +39,7 @@ MATMUL = bytes.fromhex(
 def probes(
     threads: int, backend: BenchBackend = "onnxruntime", precision: str | None = None
 ) -> list[Case]:
-    """What the rooflines of this machine follow from. The product runs as the build does."""
+    """The rates from which rooflines of this machine follow. The product runs as the build does."""
     in_openvino = backend == "openvino"
     product = openvino_matmul(threads, precision or "f32") if in_openvino else matmul(threads)
     return [bandwidth(threads), product]

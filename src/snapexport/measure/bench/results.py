@@ -24,13 +24,13 @@ from typing import Any
 import snapexport
 from snapexport.files.whole import write_whole
 from snapexport.measure.bench import turns
-from snapexport.measure.bench.turns import RATES, Case, Group, Row, alone
+from snapexport.measure.bench.turns import RATES, Case, Group, Row, singles
 
 FORMAT = 1
 _PACKAGES = "onnxruntime onnxruntime-gpu openvino numpy torch transformers onnx safetensors".split()
 
 Progress = Callable[[str, int, int], None]
-"""What is measured, how many measurements of it are done, and of how many."""
+"""Takes what is measured, how many measurements of it are done, and of how many."""
 Summary = Callable[[Row], list[Row]]
 
 
@@ -92,7 +92,7 @@ class Results:
         self, what: str, groups: Sequence[Group], rounds: int, probes: Sequence[Case] = ()
     ) -> None:
         """Time the groups in turn, probes among them; their rows join their sections."""
-        everything = [*alone(probes), *groups]
+        everything = [*singles(probes), *groups]
         taken: dict[Case, list[float]] = defaultdict(list)
         total = rounds * sum(case.times for group in everything for case in group)
         self.progress(what, 0, total)
@@ -104,7 +104,7 @@ class Results:
             self._add(what, taken)
 
     def _add(self, what: str, taken: turns.Taken) -> None:
-        probed = turns.probed(taken)
+        probed = turns.probe_spreads(taken)
         # In the order of their groups' first turn, whatever the last round's was.
         for section, row in turns.rows(taken, turns.rates(probed)):
             self.sections[section].append(row)

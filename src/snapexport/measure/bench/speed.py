@@ -17,7 +17,7 @@ from snapexport.measure.bench.probes import Bound, extracted_vote, run_vote
 from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.systems import ExecutorSystem, SystemSpec
 from snapexport.measure.bench.tables import Column, Table, mib, ms, number, timing
-from snapexport.measure.bench.turns import SHORT, Case, Group, Row, clocked, rounded
+from snapexport.measure.bench.turns import SHORT, Case, Group, Row, six_digits, timer
 
 KEEPS_ALL = "nothing is compressed: the full cache keeps everything"
 INSIDE_PREFILL = "single shot: prefill.onnx compresses inside itself, which can't be timed apart"
@@ -68,7 +68,7 @@ def visit(plan: Plan, spec: SystemSpec, system: ExecutorSystem, context: int) ->
 
     def prefill() -> float:
         prompt = next(drawn)  # before the clock starts
-        seconds = clocked(partial(system.prefill, 0, prompt))()
+        seconds = timer(partial(system.prefill, 0, prompt))()
         for slot in range(1, plan.batches[0]):
             system.prefill(slot, prompt)
         return seconds
@@ -79,7 +79,7 @@ def visit(plan: Plan, spec: SystemSpec, system: ExecutorSystem, context: int) ->
         steps = plan.options.decode_steps
         position = context + steps * index + steps // 2  # at the middle step of the batch's turn
         work = spec.costs.decode(position, batch)
-        step = clocked(partial(system.decode, batch))
+        step = timer(partial(system.decode, batch))
         at = labels | {"batch": batch}
         cases.append(Case("decode", at, step, steps, warm, work, tokens=batch))
     return cases
@@ -96,10 +96,10 @@ def prompts(seed: int, context: int, vocab_size: int) -> Iterator[list[int]]:
 def _compression(plan: Plan, system: ExecutorSystem, vote: Bound | None, context: int) -> Group:
     """The executor's compress step, and the vote by itself."""
     labels = {"system": plan.specs[0].name, "context": context}
-    work, step = plan.specs[0].costs.compress(context), clocked(partial(system.compress, context))
+    work, step = plan.specs[0].costs.compress(context), timer(partial(system.compress, context))
     cases = [Case("compress", labels, step, SHORT, work=work)]
     if vote:
-        cases.append(Case("vote", labels, clocked(partial(run_vote, vote, context)), SHORT))
+        cases.append(Case("vote", labels, timer(partial(run_vote, vote, context)), SHORT))
     return cases
 
 
@@ -111,7 +111,7 @@ def _memory_row(spec: SystemSpec, taken: dict[str, int]) -> Row:
         "bytes": taken,
         "cache_bytes": spec.cache_bytes,
         "roofline": {"bytes": least},
-        "ratio": rounded(taken["peak"] / least),
+        "ratio": six_digits(taken["peak"] / least),
     }
 
 
@@ -126,9 +126,9 @@ def summary(sections: Row) -> list[Row]:
             "system": system,
             "context": context,
             "compress_seconds": whole,
-            "share_of_prefill": rounded(whole / prefill[at]) if at in prefill else None,
+            "share_of_prefill": six_digits(whole / prefill[at]) if at in prefill else None,
             "vote_seconds": vote.get(at),
-            "moving_seconds": rounded(whole - vote[at]) if at in vote else None,
+            "moving_seconds": six_digits(whole - vote[at]) if at in vote else None,
         }
         for (system, context), whole in compress.items()
         if (at := (system, context))

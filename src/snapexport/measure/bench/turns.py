@@ -21,7 +21,7 @@ Timed = Callable[[], float]
 
 RATES = "rates"
 SHORT = 4
-"""How often short work is timed in each round: it takes little, and scatters much."""
+"""Times that short work is measured in each round: it takes little, and scatters much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +72,17 @@ Taken = Mapping[Case, Sequence[float]]
 """The seconds of each case."""
 
 
-def clocked(action: Callable[[], object]) -> Timed:
-    """The same action, timed by this process."""
+def timer(action: Callable[[], object]) -> Timed:
+    """Make a function that times the action in this process."""
     return partial(seconds_of, action)
 
 
 def probe(name: str, amount: int, action: Callable[[], object]) -> Case:
     """A case of section RATES: `amount` bytes or operations / its seconds is the rate `name`."""
-    return Case(RATES, {"probe": name, "amount": amount}, clocked(action), SHORT)
+    return Case(RATES, {"probe": name, "amount": amount}, timer(action), SHORT)
 
 
-def alone(cases: Sequence[Case]) -> list[Group]:
+def singles(cases: Sequence[Case]) -> list[Group]:
     """Each case in a group of its own."""
     return [[case] for case in cases]
 
@@ -109,15 +109,15 @@ def rows(taken: Taken, rates: Rates | None) -> Iterator[tuple[str, Row]]:
         median = statistics.median(seconds)
         if case.work and rates:
             least, bound = rates.roofline(case.work)
-            row["roofline"] = {"seconds": rounded(least), "bound": bound}
+            row["roofline"] = {"seconds": six_digits(least), "bound": bound}
             row["roofline"] |= {"bytes": case.work.nbytes, "operations": case.work.operations}
-            row["ratio"] = rounded(median / least)
+            row["ratio"] = six_digits(median / least)
         if case.tokens is not None:
-            row["tokens_per_second"] = rounded(case.tokens / median)
+            row["tokens_per_second"] = six_digits(case.tokens / median)
         yield case.section, row
 
 
-def probed(taken: Taken) -> Row:
+def probe_spreads(taken: Taken) -> Row:
     """Spreads of bytes and operations a second, by the probe's name."""
     return {
         case.labels["probe"]: spread([case.labels["amount"] / one for one in seconds])
@@ -136,12 +136,12 @@ def rates(found: Row) -> Rates | None:
 
 def spread(values: Sequence[float]) -> Row:
     """Quartiles and extremes of at least one value."""
-    found = map(rounded, np.percentile(values, (0, 25, 50, 75, 100)).tolist())
+    found = map(six_digits, np.percentile(values, (0, 25, 50, 75, 100)).tolist())
     return {"samples": len(values)} | dict(
         zip(("min", "q1", "median", "q3", "max"), found, strict=True)
     )
 
 
-def rounded(value: float) -> float:
+def six_digits(value: float) -> float:
     """Six digits: more is noise, and hard to read."""
     return float(f"{value:.6g}")

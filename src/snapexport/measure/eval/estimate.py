@@ -36,7 +36,7 @@ def estimate(grid: Grid) -> Estimate:
 
 
 def _turns(grid: Grid) -> int:
-    """How often every cache decodes in turn."""
+    """The number of times that every cache decodes in turn."""
     requests, batch = grid.requests, grid.build.manifest.batch
     groups = (math.ceil(len(some) / batch) for some in (requests.prompts, requests.instructions))
     return len(requests.cells()) + sum(groups)
