@@ -127,7 +127,7 @@ def test_an_estimate_counts_answers(vault_build: Build, folder: Path) -> None:
 
 
 def test_instructions_need_documents_and_documents_a_measurement() -> None:
-    with pytest.raises(UserError, match="--instructions are about --documents, but none were given"):
+    with pytest.raises(UserError, match="--instructions are about --documents, but none"):
         EvalOptions(instructions=INSTRUCTIONS)
     with pytest.raises(UserError, match="leaves nothing to measure"):
         EvalOptions(documents=(Path("texts"),), continuation=0)
