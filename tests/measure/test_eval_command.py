@@ -21,7 +21,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.measure.eval.grid import make_grid
 from snapexport.measure.eval.options import EvalOptions
-from snapexport.measure.eval.outcomes import JOURNAL
+from snapexport.measure.eval.records import JOURNAL
 from tests.measure.eval import builds
 from tests.refused import refused
 
@@ -279,7 +279,7 @@ def test_eval_leaves_directories_of_other_files_alone(
 ) -> None:
     (tmp_path / "note").write_text("mine")
     for place in (tmp_path, tmp_path / "note", build):
-        assert "exists, and is no evaluation" in refused(
+        assert "exists, and isn't an evaluation" in refused(
             capsys, "eval", build, "--out", place, *flags(**FEW)
         )
     assert "Not a directory" in refused(

@@ -23,7 +23,7 @@ from snapexport.contract.records import GeometryRecord
 from snapexport.contract.slots import LayerGeometry
 from snapexport.errors import UserError
 from snapexport.measure.page import TokenizedPrompt, render
-from snapexport.measure.page.data import kept_bits, layer_regions, packed
+from snapexport.measure.page.data import kept_bits, layer_regions, pack
 from snapexport.vault import CHECKPOINT
 from tests.refused import refused
 from tests.runtime.tokenizers_for_tests import byte_level
@@ -140,7 +140,7 @@ def test_kept_bits_have_one_bit_a_position(length: int) -> None:
 
 def test_page_arrays_are_packed_little_endian() -> None:
     numbers = np.array([[1, 70_000], [2**32 - 1, 0]], ">u4")
-    assert unpacked(packed(numbers), "<u4").tolist() == numbers.ravel().tolist()
+    assert unpacked(pack(numbers), "<u4").tolist() == numbers.ravel().tolist()
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 16, 19, 20, 100])
@@ -277,7 +277,7 @@ def test_inspect_html_refuses_an_unwritable_path_before_the_work(
     name: str,
     message: str,
 ) -> None:
-    monkeypatch.setattr("snapexport.cli.kept_positions.kept_positions", None)
+    monkeypatch.setattr("snapexport.cli.inspect.kept_positions", None)
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     argv = "inspect", vault_build.directory, "--prompt", PROMPT, "--html", tmp_path / name

@@ -5,133 +5,102 @@ in prefill, and peak memory. The roofline follows from what must be read, writte
 and from rates probed in the same run. --baseline adds the full cache's graphs, in turn
 in the same run.
 
-With --server: load on a running Triton server, and the same requests on the runtime in this
-process, in turn.
+guidellm and `vllm bench serve` put a server under load: `snapexport serve` has OpenAI's API.
 
 examples:
   snapexport bench qwen.build
   snapexport bench qwen.build --contexts 1024 4096 16384 --batches 1 4 --baseline
   snapexport bench qwen.build --backend openvino --precision bf16
-  snapexport bench qwen.build --server http://127.0.0.1:8000 --clients 1 4 16
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from snapexport.cli import bench_view, flags
-from snapexport.cli.console import ERR, print_estimate
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+from rich.table import Table
+
+from snapexport.cli import flags
+from snapexport.cli.console import DESCRIPTION, ERR, OUT, _OneLine, print_estimate
 from snapexport.contract.build_directory import Build
-from snapexport.errors import UserError, flag_of, needs_extra
-from snapexport.measure.bench.options import BenchOptions, LoadOptions
-from snapexport.measure.bench.results import Results
+from snapexport.contract.memory import spelled
+from snapexport.errors import UserError
+from snapexport.measure.bench import probes, speed, tables
+from snapexport.measure.bench.plan import BenchOptions, Plan, estimate
+from snapexport.measure.bench.results import Results, cores
+from snapexport.measure.bench.turns import Row
 
-if TYPE_CHECKING:
-    from snapexport.measure.bench.speed import Plan
-
-HELP = "speed and memory, with their rooflines; a server under load"
+HELP = "speed and memory, with their rooflines"
 RESULTS = "results.json"
 
-SHARED = {
+CHOICES = {
+    "contexts": "tokens of the prompts (default: an eighth and a half of L_max)",
+    "batches": "batch slots that decode at a time (default: one, and all of the build's)",
+    "decode_steps": "timed in a row, in each round",
     "repeat": "rounds: everything is measured in turn in each",
+    "baseline": "measure the full cache's graphs too: a build made with --baseline",
+    "backend": "what runs the graphs",
+    "precision": "what OpenVINO calculates in (default: f32)",
     "threads": "of the backend and the probes (default: all cores)",
     "prepack": "rearrange a copy of the weights for decode: for up to 7 slots or more than 32",
     "seed": "other prompts",
 }
-SPEED = {
-    "contexts": "tokens of the prompts (default: an eighth and a half of L_max)",
-    "batches": "batch slots that decode at a time (default: one, and all of the build's)",
-    "decode_steps": "timed in a row, in each round",
-    "baseline": "measure the full cache's graphs too: a build made with --baseline",
-    "backend": "what runs the graphs",
-    "precision": "what OpenVINO calculates in (default: f32)",
-}
-LOAD = {
-    "server_model": "its name on the server (default: the build directory's, without its suffix)",
-    "clients": "how many send requests at a time",
-    "requests": "of each client, in each round",
-    "prompt_tokens": "of each request (default: half of L_max)",
-    "max_tokens": "of each answer",
-}
+
+
+class BenchProgress(_OneLine):
+    """A bar that counts measurements, with the time that is left."""
+
+    def __init__(self) -> None:
+        columns = DESCRIPTION, BarColumn(), MofNCompleteColumn()
+        super().__init__(*columns, TimeRemainingColumn(), total=None)
+
+    def update(self, what: str, done: int, total: int) -> None:
+        """So many of a part's measurements are done."""
+        self._bars.update(self._line, description=what, completed=done, total=total)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The fields of both kinds of options, where the results go, and --json."""
+    """Add the fields of BenchOptions, where the results go, and --json."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
-    flags.add_fields(parser, BenchOptions, SPEED | SHARED)
-    load = parser.add_argument_group("a server under load")
-    load.add_argument("--server", metavar="URL", help="Triton's HTTP address")
-    flags.add_fields(load, LoadOptions, LOAD)
+    flags.add_fields(parser, BenchOptions, CHOICES)
     parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="results and plots (default: BUILD.bench, and BUILD.load with --server)",
+        "--out", type=Path, metavar="DIR", help="results and plots (default: BUILD.bench)"
     )
     parser.add_argument("--json", action="store_true", help="print only the results, as JSON")
 
 
-@dataclass(frozen=True)
-class Job:
-    """A measurement that was checked; nothing is loaded.
-
-    print_expected: its time and memory; None where a server's speed decides.
-    """
-
-    results: Results
-    run: Callable[[], None]
-    print_expected: Callable[[], None] | None = None
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Measure, show, keep. What was measured before Ctrl-C is shown and kept too."""
-    with needs_extra("cpu"):
-        job = _speed(arguments) if arguments.server is None else _load(arguments)
-    out = arguments.out or _beside(arguments.build, "load" if arguments.server else "bench")
+    options = BenchOptions(**flags.values(arguments, CHOICES))
+    build = Build.open(arguments.build)
+    build.require_run(command="bench")
+    plan = Plan.of(build, options)
+    threads = options.threads or cores()
+    results = Results("speed", "snapexport bench", plan.options, threads)
+    results.summary, results.about = speed.summary, plan.about()
+    out = arguments.out or _beside(arguments.build)
     with _directory(out):
-        if job.print_expected and ERR.is_terminal:
-            job.print_expected()
+        if ERR.is_terminal:
+            _print_expected(plan)
         try:
-            with bench_view.BenchProgress() as progress:
-                job.results.progress = progress.update
-                job.run()
-                job.results.complete = True
+            with BenchProgress() as progress:
+                results.progress = progress.update
+                probed = probes.probes(threads, options.backend, options.precision)
+                speed.run(plan, results, probed)
+                results.complete = True
         except SystemExit:
-            if any(job.results.sections.values()):
-                _show(job.results, out, arguments.json)
+            if any(results.sections.values()):
+                _show(results, out, arguments.json)
             raise
-        _show(job.results, out, arguments.json)
+        _show(results, out, arguments.json)
     return 0
 
 
-def _speed(arguments: argparse.Namespace) -> Job:
-    from snapexport.measure.bench import machine, probes, speed
-
-    _require_untouched(arguments, LoadOptions, LOAD, "is of a load test: give --server too")
-    options = BenchOptions(**flags.values(arguments, SPEED | SHARED))
-    build = Build.open(arguments.build)
-    build.require_run(command="bench")
-    plan = speed.Plan.of(build, options)
-    threads = options.threads or machine.cores()
-    results = Results("speed", "snapexport bench", plan.options, threads)
-    results.summary, results.about = speed.summary, plan.about()
-    return Job(
-        results,
-        lambda: speed.run(
-            plan, results, probes.probes(threads, options.backend, options.precision)
-        ),
-        lambda: _print_expected(plan),
-    )
-
-
-def _print_expected(plan: "Plan") -> None:
-    from snapexport.measure.bench.estimate import estimate
-
+def _print_expected(plan: Plan) -> None:
     expected = estimate(plan)
     caches = " and ".join(spec.name for spec in plan.specs)
     contexts = ", ".join(map(str, plan.contexts))
@@ -139,30 +108,9 @@ def _print_expected(plan: "Plan") -> None:
     print_estimate(what, expected.seconds, expected.nbytes)
 
 
-def _load(arguments: argparse.Namespace) -> Job:
-    from snapexport.measure.bench import load
-
-    _require_untouched(arguments, BenchOptions, SPEED, "is not of a load test: leave out --server")
-    options = LoadOptions(server=arguments.server, **flags.values(arguments, LOAD | SHARED))
-    plan = load.LoadPlan.of(Build.open(arguments.build), options)
-    results = Results("load", "snapexport bench --server", plan.options, options.threads)
-    results.about = plan.about()
-    return Job(results, lambda: load.run(plan, results))
-
-
-def _require_untouched(
-    arguments: argparse.Namespace, options: type, names: dict[str, str], hint: str
-) -> None:
-    """Refuse a flag that would be ignored."""
-    for name, given in flags.values(arguments, names).items():
-        if given != getattr(options, name):
-            flag = flag_of(name)
-            raise UserError(f"{flag} means nothing here", f"{flag} {hint}")
-
-
-def _beside(build: Path, kind: str) -> Path:
+def _beside(build: Path) -> Path:
     whole = build.absolute()
-    return whole.with_name(f"{whole.name}.{kind}")
+    return whole.with_name(f"{whole.name}.bench")
 
 
 @contextmanager
@@ -187,7 +135,7 @@ def _show(results: Results, out: Path, as_json: bool) -> None:
     ERR.print(f"{out}: {', '.join(written)}", style="dim", soft_wrap=True)
     report = results.as_json()
     if not as_json:
-        bench_view.print_report(report)
+        _print_report(report)
     if as_json or not sys.stdout.isatty():  # a page of JSON helps nobody at a terminal
         print(json.dumps(report))
 
@@ -195,8 +143,59 @@ def _show(results: Results, out: Path, as_json: bool) -> None:
 def _plots(results: Results, out: Path) -> list[str]:
     """Draw them where matplotlib is there; their names."""
     try:
-        from snapexport.measure.bench import plots
+        from snapexport.measure import plots
     except ModuleNotFoundError:
         ERR.print("no plots: they need snapexport[eval]", style="dim")
         return []
     return plots.draw(results.as_json(), out)
+
+
+def _print_report(report: Row) -> None:
+    """A table for each thing that was measured."""
+    machine, settings = report["machine"], report["settings"]
+    engine = settings.get("backend", "onnxruntime")
+    version, precision = machine["versions"].get(engine, "?"), settings.get("precision")
+    OUT.print(
+        f"{machine['processor']}, {machine['cores']} cores, {spelled(machine['memory_bytes'])}, "
+        f"{engine} {version}{f' in {precision}' if precision else ''}, "
+        f"load before: {machine['load_average'][0]}"
+    )
+    if machine["load_average"][0] > machine["cores"] / 2:
+        OUT.print(
+            "other processes were busy before: trust ratios, and not too much", style="yellow"
+        )
+    if not report["complete"]:
+        OUT.print("interrupted: this is what was measured until then", style="yellow")
+    _print_rates(report["sections"].get("rates", []))
+    report = report | {"sections": defaultdict(list, report["sections"])}
+    for table in speed.tables(report):
+        _print_table(table)
+
+
+def _print_rates(rows: list[Row]) -> None:
+    units = {"bandwidth": "GB/s", "matmul": "GFLOP/s"}
+    rates = [
+        f"{row[probe]['median'] / 1e9:.1f} {unit}"
+        for row in rows
+        for probe, unit in units.items()
+        if probe in row
+    ]
+    if rates:
+        OUT.print(f"probed for the roofline: {', '.join(rates)}\n")
+
+
+def _print_table(table: tables.Table) -> None:
+    if not table.rows and not table.notes:
+        return
+    shown = Table(title=table.title, title_justify="left", title_style="bold", box=None)
+    shown.pad_edge = False
+    for column, head in enumerate(table.heads):
+        justify = "left" if table.is_text(column) else "right"
+        shown.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for row in table.rows:
+        shown.add_row(*row)
+    if table.rows:
+        OUT.print(shown)
+    for note in table.notes:
+        OUT.print(note, style="dim")
+    OUT.print()

@@ -4,9 +4,9 @@ With --documents every cache is forced along the continuations of their passages
 the full one: log likelihood, KL divergence, likeliest tokens. --instructions about their text are
 answered greedily, up to where an answer parts from the full cache's.
 
-The other caches are made from the traces of a build with --baseline; without, its own cache is
-scored alone. With --out the report and
-plots are written, and an evaluation that was cut goes on where it was.
+The other caches are made from the traces of a build with --baseline; without, only its own cache
+is scored. With --out the report and plots are written, and the same command goes on after an
+interruption.
 
 A policy may change fields of its cache: snapstream:L_obs=16,pool=max.
 
@@ -111,7 +111,7 @@ def _show(report: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Print the report, and draw a whole one of several caches beside the records."""
     if arguments.out:
         with needs_extra("eval"):
-            from snapexport.measure.eval import plots
+            from snapexport.measure import plots
         drawn = report["complete"] and report["compared"]
         written = plots.draw(report, arguments.out) if drawn else []
         files = f"{arguments.out}: {', '.join(('report.json', 'samples.jsonl', *written))}"
@@ -165,7 +165,7 @@ def _print_report(report: dict[str, Any]) -> None:
     asked = (options["backend"], options["device"], options["precision"])
     if not report["compared"]:
         OUT.print(
-            "the build's own cache alone: with --baseline the full one and other policies are "
+            "only the build's own cache: with --baseline the full one and other policies are "
             "compared with it",
             style="dim",
         )
@@ -251,13 +251,13 @@ def _with_error(row: dict[str, Any], name: str) -> Text:
 
 def _score(row: dict[str, Any]) -> Text:
     spread = "" if row["stderr"] is None else f" ±{row['stderr']:.2f}"
-    return _coloured(row["score"]).append(spread, style="dim")
+    return _colour(row["score"]).append(spread, style="dim")
 
 
 def _mean(rows: list[dict[str, Any]]) -> Text:
     if not rows:
         return Text("-")
-    mean = _coloured(sum(row["score"] for row in rows) / len(rows))
+    mean = _colour(sum(row["score"] for row in rows) / len(rows))
     mean.stylize("bold")
     return mean
 
@@ -268,7 +268,7 @@ def _rest(rows: list[dict[str, Any]]) -> str:
     return f"{sum(row['after_first'] for row in rows) / len(rows):.3f}"
 
 
-def _coloured(score: float) -> Text:
+def _colour(score: float) -> Text:
     colour = "red" if score < BAD else "yellow" if score < POOR else "green"
     return Text().append(f"{score:.3f}", style=colour)
 

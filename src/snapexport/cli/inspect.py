@@ -13,16 +13,26 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from snapexport.builder.verify import Verified, load_graph, verify
-from snapexport.cli import flags, kept_positions, prompt
+from snapexport.cli import flags, prompt
 from snapexport.cli.console import OUT, print_rows
 from snapexport.cli.kept_view import kept_picture, picture_width
 from snapexport.cli.summary import build_summary, print_summary
+from snapexport.cli.whole_file import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import spelled
+from snapexport.errors import UserError, flag_of
+from snapexport.measure import page
+from snapexport.runtime.chat.chat_prompts import Chat, ChatPrompts
+from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.trt import entry as tensorrt_entry
 
 HELP = "geometry, memory, operators, and the kept positions of a prompt"
@@ -51,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the summary, the operators of each graph, and the kept positions of the prompt."""
     build = Build.open(arguments.build)
-    given = kept_positions.read(arguments, build)
+    given = _read_prompt(arguments, build)
     report: dict[str, Any] = build_summary(build) | {"operators": operators(build)}
     if arguments.verify:
         tensorrt_entry.verify(build)
@@ -61,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             "graphs_compared": verified.compared_graphs,
             "other_files": verified.other_files,
         }
-    kept = kept_positions.found(build, given, arguments.html, arguments.backend)
+    kept = _find_kept(build, given, arguments.html, arguments.backend)
     if arguments.html:
         report["html"] = {"file": str(arguments.html), "bytes": arguments.html.stat().st_size}
     if arguments.json:
@@ -76,6 +86,80 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html:
         OUT.print(f"{report['html']['file']}: {spelled(report['html']['bytes'])}")
     return 0
+
+
+@dataclass(frozen=True)
+class Given:
+    """The prompt's text. is_whole: with its special tokens, which the chat template wrote."""
+
+    text: str
+    is_whole: bool
+
+
+def _read_prompt(arguments: argparse.Namespace, build: Build) -> Given | None:
+    """The prompt as the model gets it, or None where no flag gave one. Raises UserError."""
+    text = prompt.read(arguments)
+    if text is None:
+        for name in ("html", "system", "chat", "backend"):
+            if (value := getattr(arguments, name)) is not None:
+                flag = "--no-chat" if value is False else flag_of(name)
+                raise UserError(
+                    f"{flag} is for a prompt, but none was given", "add --prompt-file FILE"
+                )
+        return None
+    messages = prompt.messages(arguments, text)
+    if messages is None:
+        return Given(text, is_whole=False)
+    with prompt.template_errors():
+        chat = ChatPrompts.open(build.directory)
+        given = Given(chat.text(Chat(messages)), is_whole=True)
+    prompt.note_template(arguments)
+    return given
+
+
+def _find_kept(
+    build: Build, given: Given | None, html: Path | None, backend: BackendName | None
+) -> dict[str, Any] | None:
+    """The kept positions of a prompt, if one is given; written to a page, if --html is given."""
+    if given is None:
+        return None
+    with whole_file(html, "--html") if html else nullcontext() as write:
+        kept = kept_positions(build, given, backend)
+        if write:
+            write(_html_page(build, given, kept))
+    return kept
+
+
+def kept_positions(build: Build, given: Given, backend: BackendName | None) -> dict[str, Any]:
+    """Prefill the prompt, and return the positions that each layer and KV head kept."""
+    from snapexport.runtime.requests.llm import LLM
+    from snapexport.runtime.requests.prompts import encode, require_readable
+    from snapexport.runtime.requests.request import SamplingParams
+
+    llm = LLM(build.directory, backend=backend)
+    require_readable(given.text, llm.executor.limits)
+    token_ids = encode(given.text, llm.tokenizer, not given.is_whole)
+    (completion,) = llm.generate([token_ids], SamplingParams(max_tokens=1))
+    length = len(completion.prompt_token_ids)
+    kept = llm.executor.topk_positions() or []
+    return {"prompt_tokens": length, "topk_positions": [layer.tolist() for layer in kept]}
+
+
+def _html_page(build: Build, given: Given, kept: dict[str, Any]) -> str:
+    """The page that shows the kept positions in the prompt."""
+    from snapexport.runtime.requests.prompts import load_tokenizer
+
+    tokenizer = load_tokenizer(build.directory)
+    assert tokenizer is not None, "the prompt was encoded with one"
+    encoded = tokenizer.encode(given.text, add_special_tokens=not given.is_whole)
+    tokenized = page.TokenizedPrompt.of(given.text, encoded)
+    assert len(tokenized.offsets) == kept["prompt_tokens"]
+    return page.render(build.directory.name, tokenized, build.manifest.geometry, _arrays(kept))
+
+
+def _arrays(kept: dict[str, Any]) -> list[NDArray[np.int64]]:
+    """The voted positions [Hkv, K] of each layer."""
+    return [np.array(layer, np.int64) for layer in kept["topk_positions"]]
 
 
 def operators(build: Build) -> dict[str, dict[str, int]] | None:
@@ -99,10 +183,10 @@ def _print_operators(counts: dict[str, dict[str, int]] | None) -> None:
     if counts is None:
         OUT.print("operators: not shown, since they need snapexport[build]", style="dim")
         return
-    print_rows({graph: _counted(operators) for graph, operators in counts.items()})
+    print_rows({graph: _count_text(operators) for graph, operators in counts.items()})
 
 
-def _counted(operators: dict[str, int]) -> str:
+def _count_text(operators: dict[str, int]) -> str:
     often = sorted(operators.items(), key=lambda item: -item[1])
     return ", ".join(f"{count} {name}" for name, count in often)
 
@@ -136,6 +220,6 @@ def _print_kept(build: Build, kept: dict[str, Any]) -> None:
         OUT.print(f"all {length} positions are kept: the cache is the full one")
         return
     for line in kept_picture(
-        build.manifest.geometry, kept_positions.arrays(kept), length, picture_width(OUT.width)
+        build.manifest.geometry, _arrays(kept), length, picture_width(OUT.width)
     ):
         OUT.print(line)

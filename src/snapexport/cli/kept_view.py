@@ -21,7 +21,7 @@ _NAME = "layer {:2d} head {:2d} "
 
 
 def picture_width(terminal: int) -> int:
-    """Columns of positions in a row, on a terminal of so many columns: 64, if they fit."""
+    """Columns of positions in a row: 64, if they fit on a terminal of `terminal` columns."""
     return max(16, min(64, terminal - len(_NAME.format(0, 0)) - len(SINK_MARK + BAR)))
 
 

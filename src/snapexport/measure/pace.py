@@ -21,14 +21,14 @@ class Estimate:
 
 
 def chunk_seconds(executor: BatchExecutor, prompt_length: int) -> float:
-    """Seconds of one chunk amid a prompt of that length: they grow with the chunks before it.
+    """Seconds of a prompt's middle chunk: they grow with the chunks before it.
 
     A prompt of one chunk, or of a single-shot build, is run whole.
     """
     work = pieces_of(prompt_length, executor.limits.prefill)
     own = [piece for piece in work if not piece.only_votes]
     prompt = [prompt_length % 97] * prompt_length
-    return seconds(lambda: executor.take(0, prompt, own[(len(own) - 1) // 2]))
+    return seconds_of(lambda: executor.take(0, prompt, own[(len(own) - 1) // 2]))
 
 
 def step_seconds(executor: BatchExecutor, active: int) -> float:
@@ -39,11 +39,11 @@ def step_seconds(executor: BatchExecutor, active: int) -> float:
         for position in range(_STEPS):
             executor.decode(ones, ones + position, ones)
 
-    return seconds(steps) / _STEPS
+    return seconds_of(steps) / _STEPS
 
 
-def seconds(action: Callable[[], object]) -> float:
-    """Seconds of an action, once."""
+def seconds_of(action: Callable[[], object]) -> float:
+    """Run an action once, and return the seconds that it took."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from snapexport.cli import app, bench
-from snapexport.cli.bench_view import BenchProgress
+from snapexport.cli.bench import BenchProgress
 from snapexport.cli.console import ERR
 from snapexport.contract.build_directory import Build
-from snapexport.measure.bench import memory, plots, probes
+from snapexport.measure import plots
+from snapexport.measure.bench import memory, probes
 from snapexport.measure.bench.probes import bandwidth, matmul, openvino_matmul
 from snapexport.measure.plots import STYLE
 from snapexport.start import end_on_signals
-from tests.measure.bench import triton
-from tests.measure.bench.triton import FakeTriton
 from tests.oracle.cases import Case, build_of
 
 FAST = ["--repeat", "2", "--decode-steps", "2", "--threads", "1", "--batches", "2", "1"]
@@ -44,14 +43,8 @@ def fixed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No plots: tests/measure/bench/test_plots.py draws them."""
+    """No plots: tests/measure/test_plots.py draws them."""
     monkeypatch.setattr(plots, "draw", lambda *_: [])
-
-
-@pytest.fixture
-def server() -> Iterator[FakeTriton]:
-    with triton.running() as server:
-        yield server
 
 
 def run(build: Build, *flags: object) -> int:
@@ -65,7 +58,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("fixed_memory", "no_plots")
-def test_bench_on_a_terminal_foretells_time_and_prints_json_only_if_asked(
+def test_bench_on_a_terminal_prints_the_expected_time_and_prints_json_only_if_asked(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tiny_build: Build,
@@ -77,8 +70,8 @@ def test_bench_on_a_terminal_foretells_time_and_prints_json_only_if_asked(
     for asked, flags in ((False, []), (True, ["--json"])):
         assert run(tiny_build, *always, *flags) == 0
         printed = capsys.readouterr()
-        told = "snapstream and full, prompts of 16 tokens, 2 rounds: about 0 s, "
-        assert told in printed.err
+        expected = "snapstream and full, prompts of 16 tokens, 2 rounds: about 0 s, "
+        assert expected in printed.err
         assert ('"format"' in printed.out) is asked
 
 
@@ -177,33 +170,9 @@ def test_bench_progress_counts_to_its_end(
     assert {total for _, total in speed} == {speed[0][1]}
 
 
-def test_bench_server_flag_measures_load_beside_the_runtime(
-    capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path, server: FakeTriton
-) -> None:
-    flags = ["--server", server.address, "--server-model", "tiny", "--clients", 1, 3]
-    load_flags = ["--max-tokens", 4, "--requests", 1, "--repeat", 2, "--out", tmp_path / "out"]
-    assert run(tiny_build, *flags, *load_flags) == 0
-    printed, report = last_line(capsys)
-    assert [(row["clients"], row["side"], row["failed"]) for row in report["sections"]["load"]] == [
-        (1, "in_process", 0),
-        (1, "server", 0),
-        (3, "in_process", 0),
-        (3, "server", 0),
-    ]
-    assert [row["tokens"] for row in report["sections"]["load"]] == [8, 8, 24, 24]
-    assert all(row["ratio"] > 0 for row in report["sections"]["load"] if row["side"] == "server")
-    assert "of in process" in printed and "interrupted" not in printed
-    names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names == ["load_by_clients.png", "load_by_clients.svg", "results.json"]
-
-
 REFUSED: dict[str, tuple[list[object], str]] = {
-    "load flags alone": (["--clients", 2], "--clients means nothing here"),
-    "speed flags with a server": (
-        ["--server", "http://127.0.0.1:1", "--baseline"],
-        "--baseline means nothing here",
-    ),
-    "no server": (["--server", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
+    "too many slots": (["--batches", 5], "--batches 5 is more than the 4 slots"),
+    "a server": (["--server", "http://127.0.0.1:1"], "unrecognized arguments: --server"),
 }
 
 
@@ -236,9 +205,8 @@ def test_without_matplotlib_bench_writes_results_and_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for module in ("snapexport.measure.plots", "snapexport.measure.bench.plots"):
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delattr("snapexport.measure.bench.plots")
+    monkeypatch.delitem(sys.modules, "snapexport.measure.plots")
+    monkeypatch.delattr("snapexport.measure.plots")
     assert run(tiny_build, "--contexts", 16, "--out", tmp_path / "out", *FAST) == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["results.json"]
     assert "no plots: they need snapexport[eval]" in capsys.readouterr().err

@@ -7,10 +7,8 @@ import pytest
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes
-from snapexport.measure.bench import estimate as module
-from snapexport.measure.bench.estimate import estimate
-from snapexport.measure.bench.options import BenchOptions
-from snapexport.measure.bench.speed import Plan
+from snapexport.measure.bench import plan as module
+from snapexport.measure.bench.plan import BenchOptions, Plan, estimate
 
 CHUNK, STEP, COMPRESS = 2.0, 0.25, 0.5
 
@@ -20,7 +18,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk takes 2 s, a decode step .25 s for each batch slot, a compress step .5 s."""
     monkeypatch.setattr(module, "chunk_seconds", lambda executor, length: CHUNK)
     monkeypatch.setattr(module, "step_seconds", lambda executor, active: STEP * active)
-    monkeypatch.setattr(module, "seconds", lambda action: (action(), COMPRESS)[1])
+    monkeypatch.setattr(module, "seconds_of", lambda action: (action(), COMPRESS)[1])
 
 
 def of(build: Build, **options: object) -> Plan:

@@ -2,8 +2,8 @@
 
 import onnx
 
-from snapexport.measure.bench import machine
 from snapexport.measure.bench.probes import MATMUL, bandwidth, matmul
+from snapexport.measure.bench.results import machine_facts
 
 TEXT = """
 <ir_version: 8, opset_import: ["": 21]>
@@ -27,6 +27,6 @@ def test_each_probe_counts_the_work_of_a_run() -> None:
 
 
 def test_a_machine_is_described_by_processor_memory_and_versions() -> None:
-    description = machine.described()
+    description = machine_facts()
     assert description["cores"] >= 1 and description["memory_bytes"] > 1 << 20
     assert description["processor"] and description["versions"]["onnxruntime"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.measure.bench.results import FORMAT, Results
-from snapexport.measure.bench.turns import Case, alone
+from snapexport.measure.bench.turns import Case, singles
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def case(size: int, timed: Callable[[], float]) -> Case:
 
 def test_results_file_holds_measurements_machine_and_settings(tmp_path: Path) -> None:
     found = results(tmp_path / "test.json")
-    found.measure("decode", alone([case(1, lambda: 0.5)]), rounds=3)
+    found.measure("decode", singles([case(1, lambda: 0.5)]), rounds=3)
     report = json.loads((tmp_path / "test.json").read_text())
     assert (report["format"], report["experiment"], report["device"]) == (FORMAT, "test", "cpu")
     assert report["settings"] == {"sizes": [1, 2]} and report["machine"]["versions"]["numpy"]
@@ -41,6 +41,6 @@ def test_interrupted_results_keep_the_samples_until_then(tmp_path: Path) -> None
 
     found = results(tmp_path / "test.json")
     with pytest.raises(KeyboardInterrupt):
-        found.measure("decode", alone([case(1, lambda: 0.5), case(2, cut)]), rounds=1)
+        found.measure("decode", singles([case(1, lambda: 0.5), case(2, cut)]), rounds=1)
     (row,) = json.loads((tmp_path / "test.json").read_text())["sections"]["decode"]
     assert row["size"] == 1 and row["seconds"]["median"] == 0.5

@@ -12,7 +12,7 @@ from snapexport.contract.memory import cache_bytes
 from snapexport.contract.slots import LayerGeometry
 from snapexport.files.safetensors import TensorSpan
 from snapexport.measure.bench.costs import Costs, LayerCosts, Weights
-from snapexport.measure.bench.turns import Rates, Work, spread, tail
+from snapexport.measure.bench.turns import Rates, Work, spread
 
 
 def test_a_spread_has_quartiles_whatever_the_order_of_values() -> None:
@@ -26,10 +26,6 @@ def test_a_spread_has_quartiles_whatever_the_order_of_values() -> None:
     }
     assert set(spread([7.0]).values()) == {1, 7.0}
     assert spread([1 / 3])["median"] == 0.333333
-
-
-def test_a_tail_has_median_90th_and_99th_percentile() -> None:
-    assert tail(range(101)) == {"samples": 101, "median": 50, "p90": 90, "p99": 99}
 
 
 def test_a_roofline_is_the_longer_of_memory_and_compute_time() -> None:
@@ -59,18 +55,18 @@ def packed(name: str, rows: int, columns: int) -> dict[str, TensorSpan]:
 
 
 def test_a_tied_embedding_is_the_output_matrix() -> None:
-    assert Weights.counted(TIED) == Weights(nbytes=272, elements=64, output=40)
+    assert Weights.count(TIED) == Weights(nbytes=272, elements=64, output=40)
 
 
 def test_an_embedding_beside_an_output_matrix_is_not_read() -> None:
     head = {"lm_head.weight": span(160, 10, 4)}
-    assert Weights.counted(TIED | head) == Weights(nbytes=272, elements=64, output=40)
+    assert Weights.count(TIED | head) == Weights(nbytes=272, elements=64, output=40)
 
 
 def test_packed_weights_have_two_elements_a_byte_and_replace_the_original() -> None:
-    found = Weights.counted(TIED | packed("model.layers.0.mlp.up_proj.weight", 6, 64))
+    found = Weights.count(TIED | packed("model.layers.0.mlp.up_proj.weight", 6, 64))
     assert found == Weights(160 + 16 + 6 * 32 + 6 * 2 * 4, 40 + 6 * 64, 40)
-    head = Weights.counted(TIED | packed("model.embed_tokens.weight", 10, 32))
+    head = Weights.count(TIED | packed("model.embed_tokens.weight", 10, 32))
     assert head == Weights(96 + 16 + 10 * 16 + 10 * 4, 24 + 320, 320)
 
 
@@ -138,4 +134,4 @@ def test_pairs_of_chunks_equal_a_count_of_them() -> None:
     costs = LayerCosts(LayerGeometry(0, 5, 0, chunk=5), 1, 1, 2, 1, window=0, chunk=5)
     for length in range(1, 23):
         assert costs.pairs(length) == sum(row % 5 + 1 for row in range(length))
-        assert costs.attended(length) == length % 5 + 1
+        assert costs.attended_slots(length) == length % 5 + 1

@@ -12,10 +12,9 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.measure.bench import memory, speed
 from snapexport.measure.bench.costs import Costs, Weights
-from snapexport.measure.bench.options import BenchOptions, LoadOptions
+from snapexport.measure.bench.plan import BenchOptions, Plan
 from snapexport.measure.bench.probes import bandwidth, matmul
 from snapexport.measure.bench.results import Results
-from snapexport.measure.bench.speed import Plan
 from snapexport.measure.bench.systems import SystemSpec
 from snapexport.measure.bench.turns import Case, take_turns
 
@@ -101,9 +100,6 @@ def test_bench_defaults_fit_the_system_with_the_tightest_limits(tiny_build: Buil
     assert (alone.batches, alone.contexts) == ((1,), (125, 500))
 
 
-LOAD = {"server": "http://127.0.0.1:8000"}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -119,18 +115,14 @@ LOAD = {"server": "http://127.0.0.1:8000"}
         ({"repeat": 0}, "--repeat 0 is below 1"),
         ({"decode_steps": 0}, "--decode-steps 0 is below 1"),
         ({"threads": 0}, "--threads 0 is below 1"),
-        ({"server": "localhost:8000"}, "--server localhost:8000 is no HTTP address"),
-        ({"server": "grpc://localhost:1"}, "--server grpc://localhost:1 is no HTTP address"),
-        (LOAD | {"clients": (0,)}, "--clients 0 is below 1"),
-        (LOAD | {"max_tokens": 0}, "--max-tokens 0 is below 1"),
-        (LOAD | {"prompt_tokens": 0}, "--prompt-tokens 0 is below 1"),
+        ({"seed": -1}, "--seed -1 is below 0"),
     ],
 )
 def test_options_that_cannot_be_measured_are_refused(
     tiny_build: Build, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        LoadOptions(**options) if "server" in options else plan_of(tiny_build, **options)
+        plan_of(tiny_build, **options)
     assert error.value.message.startswith(message)
 
 
@@ -184,7 +176,7 @@ def test_the_compress_step_runs_through_the_executor(tiny_build: Build) -> None:
 
 
 def test_measuring_a_build_needs_no_exporter() -> None:
-    code = "import sys, snapexport.measure.bench.speed, snapexport.measure.bench.load\n"
+    code = "import sys, snapexport.cli.bench, snapexport.measure.bench.speed\n"
     code += "print({'onnx', 'torch', 'transformers'} & set(sys.modules) or 'none')"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "none"

@@ -9,7 +9,8 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.measure.bench import memory
-from snapexport.measure.bench.speed import extracted_vote, fill_and_decode, run_vote
+from snapexport.measure.bench.probes import extracted_vote, run_vote
+from snapexport.measure.bench.speed import fill_and_decode
 from snapexport.measure.bench.systems import ExecutorSystem, load
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from snapexport.measure.bench import turns
-from snapexport.measure.bench.turns import Case, Rates, Work, probed
+from snapexport.measure.bench.turns import Case, Rates, Work, probe_spreads
 
 PROBES = [
     Case("rates", {"probe": "bandwidth", "amount": 100}, lambda: 0.0),
@@ -51,12 +51,12 @@ def test_bench_row_without_costs_or_rates_has_no_roofline() -> None:
 
 def test_probe_rates_are_amounts_by_median_seconds() -> None:
     taken = {PROBES[0]: [1.0, 2.0, 4.0], PROBES[1]: [3.0]}
-    assert turns.rates(probed(taken)) == Rates(50.0, 20.0)
-    assert probed(taken)["bandwidth"]["max"] == 100.0
+    assert turns.rates(probe_spreads(taken)) == Rates(50.0, 20.0)
+    assert probe_spreads(taken)["bandwidth"]["max"] == 100.0
 
 
 def test_rates_without_a_matmul_probe_have_bandwidth_alone() -> None:
-    rates = turns.rates(probed({PROBES[0]: [2.0]}))
+    rates = turns.rates(probe_spreads({PROBES[0]: [2.0]}))
     assert rates == Rates(50.0)
     ((_, row),) = turns.rows({Case("s", {}, lambda: 0.0, work=Work(50, 10**9)): [2.0]}, rates)
     assert row["roofline"]["bound"] == "memory" and row["ratio"] == 2.0

@@ -9,12 +9,12 @@ import pytest
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.eval import answers, plots
-from snapexport.measure.eval.answers import Answer
-from snapexport.measure.eval.chat_form import in_chat
+from snapexport.measure import plots
 from snapexport.measure.eval.estimate import estimate
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.options import EvalOptions
+from snapexport.measure.eval.records import Answer, answer_rows
+from snapexport.measure.eval.requests import in_chat, instruct
 from snapexport.measure.eval.run import Evaluation
 from snapexport.measure.eval.sample import Text
 from snapexport.runtime.requests.llm import LLM
@@ -79,7 +79,7 @@ def test_an_instruction_of_several_lines_is_asked_whole(vault_build: Build, fold
     def framed(text: Text) -> Text:
         return in_chat(text, lambda user: f"{user} end")
 
-    prompt = answers.instruct(passage, 50, "one\ntwo", 4, grid.requests.tokenizer, framed)
+    prompt = instruct(passage, 50, "one\ntwo", 4, grid.requests.tokenizer, framed)
     asked = grid.requests.tokenizer.decode(list(prompt.prompt_ids))
     assert asked.endswith("one\ntwo end")
 
@@ -101,13 +101,13 @@ def test_a_summary_of_answers_has_quartiles_and_shares() -> None:
     def one(equal: int, tokens: int = 10) -> Answer:
         return Answer("s", 8, 100, "a:0", f"ask {equal} {tokens}", tokens, 10, equal, "")
 
-    (row,) = answers.results([one(2), one(4), one(10), one(10, tokens=12)])
+    (row,) = answer_rows([one(2), one(4), one(10), one(10, tokens=12)])
     assert row["answers"] == 4 and row["tokens"] == 10.5
     assert row["equal_quartiles"] == np.percentile([2, 4, 10, 10], (25, 50, 75)).tolist()
     assert row["share"] == pytest.approx(0.65)
     assert row["share_stderr"] == pytest.approx(np.std([0.2, 0.4, 1, 1], ddof=1) / 2, abs=1e-5)
     assert row["whole"] == 0.25 and row["equal"] == [10, 10, 2, 4]  # by instruction
-    assert answers.results([one(3)])[0]["share_stderr"] is None
+    assert answer_rows([one(3)])[0]["share_stderr"] is None
 
 
 def test_eval_prints_where_answers_part(
@@ -127,7 +127,7 @@ def test_an_estimate_counts_answers(vault_build: Build, folder: Path) -> None:
 
 
 def test_instructions_need_documents_and_documents_a_measurement() -> None:
-    with pytest.raises(UserError, match="--instructions are given about --documents"):
+    with pytest.raises(UserError, match="--instructions are about --documents, but none"):
         EvalOptions(instructions=INSTRUCTIONS)
     with pytest.raises(UserError, match="leaves nothing to measure"):
         EvalOptions(documents=(Path("texts"),), continuation=0)

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.eval import continuations
-from snapexport.measure.eval.chat_form import in_chat
 from snapexport.measure.eval.documents import lines_of, manual, passages, read_documents
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.options import EvalOptions
+from snapexport.measure.eval.records import Continuation, continuation_rows
+from snapexport.measure.eval.requests import in_chat
 from snapexport.measure.eval.sample import Text
 from snapexport.measure.eval.tasks import TASKS, tasks_in
 from snapexport.runtime.requests.llm import LLM
@@ -128,8 +128,8 @@ def test_a_sample_in_chat_form_writes_no_special_tokens_of_its_own() -> None:
 
 
 def test_a_summary_of_continuations_has_means_and_standard_errors() -> None:
-    one = continuations.Continuation("s", 8, 100, "a:0", 4, 2.0, 1.5, 0.2, 0.75)
-    rows = continuations.results([replace(one, passage="b:0", nll=3.0), one])
+    one = Continuation("s", 8, 100, "a:0", 4, 2.0, 1.5, 0.2, 0.75)
+    rows = continuation_rows([replace(one, passage="b:0", nll=3.0), one])
     assert len(rows) == 1
     assert (rows[0]["passages"], rows[0]["tokens"]) == (2, 8)
     assert rows[0]["loss"] == pytest.approx(1.0) and rows[0]["loss_stderr"] == pytest.approx(0.5)

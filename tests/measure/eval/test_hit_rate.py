@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.measure.eval import hit_rate
-from snapexport.measure.eval.grid import Cell, Grid
+from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.hit_rate import THETA, HitRate
+from snapexport.measure.eval.loaded_systems import loading
 from snapexport.measure.eval.options import EvalOptions
-from snapexport.measure.eval.systems import loading
+from snapexport.measure.eval.requests import Cell
 from tests.measure.eval.builds import vault_grid
 from tests.oracle import masked
 

@@ -12,11 +12,10 @@ import pytest
 from snapexport.contract.build_directory import Build
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.measure.eval.grid import Grid
+from snapexport.measure.eval.loaded_systems import loading
 from snapexport.measure.eval.options import DEFAULT_TASKS, MODES
-from snapexport.measure.eval.outcomes import Outcome
-from snapexport.measure.eval.run import outcomes_of
-from snapexport.measure.eval.systems import loading
-from snapexport.measure.eval.time_limit import TimeLimit
+from snapexport.measure.eval.records import Outcome
+from snapexport.measure.eval.run import TimeLimit, outcomes_of
 from snapexport.runtime.requests.request import SamplingParams
 from tests.measure.eval.builds import vault_grid
 

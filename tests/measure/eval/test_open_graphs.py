@@ -10,7 +10,7 @@ import pytest
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval import open_graphs
-from snapexport.measure.eval.systems import loading
+from snapexport.measure.eval.loaded_systems import loading
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.ort import backend as module
 from snapexport.vault import CHECKPOINT

@@ -1,4 +1,4 @@
-"""A limit of time leaves out samples, tells what they would take, and keeps the tasks in turn."""
+"""A limit of time leaves out samples, says what they would take, and keeps the tasks in turn."""
 
 import json
 import math
@@ -10,9 +10,9 @@ import pytest
 
 from snapexport.cli.app import main
 from snapexport.measure.eval import run
-from snapexport.measure.eval.grid import Cell
 from snapexport.measure.eval.options import EvalOptions
-from snapexport.measure.eval.time_limit import TimeLimit
+from snapexport.measure.eval.requests import Cell
+from snapexport.measure.eval.run import TimeLimit
 from tests.measure.eval import builds
 from tests.refused import refused
 
@@ -79,10 +79,10 @@ def test_only_a_run_without_choices_has_a_limit_by_default(
 def test_minutes_are_refused_where_no_task_is_run(capsys: pytest.CaptureFixture[str]) -> None:
     directory = str(builds.vault().directory)
     command = ["eval", directory, "--documents", directory, "--minutes", "5"]
-    assert "--minutes 5 limits tasks, of which there are none" in refused(capsys, *command)
+    assert "--minutes 5 limits tasks, but none are run" in refused(capsys, *command)
 
 
-def test_eval_tells_what_was_left_out_and_goes_on_from_there(
+def test_eval_says_what_was_left_out_and_goes_on_from_there(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     command = ["eval", str(builds.vault().directory), "--threads", "1", "--json"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval.grid import Grid, make_grid
 from snapexport.measure.eval.options import EvalOptions
-from snapexport.measure.eval.outcomes import Journal, Outcome, results
+from snapexport.measure.eval.records import Journal, Outcome, outcome_rows
 from snapexport.measure.eval.run import Evaluation
 from tools.studies.speed.peers import openvino_peer
 from tools.studies.speed.peers.process import Variant, Worker
@@ -128,7 +128,7 @@ def main() -> None:
     records: list[Outcome] = []
     for record in measured(given):
         records.append(record)
-        rows = results(records)
+        rows = outcome_rows(records)
         given.out.write_text(json.dumps(report | {"results": rows}, indent=1) + "\n")
         print(f"{record.system}, {record.seed}: {record.score}", flush=True)
 

@@ -17,10 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snapexport.measure.eval.answers import Answer
-from snapexport.measure.eval.answers import results as answers_in
-from snapexport.measure.eval.continuations import Continuation
-from snapexport.measure.eval.outcomes import JOURNAL, Outcome
+from snapexport.measure.eval.records import JOURNAL, Answer, Continuation, Outcome, answer_rows
 
 REFERENCE = "streaming"
 """The cache from which others' losses are subtracted."""
@@ -136,7 +133,7 @@ def needles(found: Sequence[Outcome]) -> str:
 def answers(found: Sequence[Answer]) -> str:
     """Where answers part from the full cache's."""
     head = "cache", "slots", "answers", "equal tokens (quartiles)", "share", "whole"
-    return table(head, (parted(row) for row in answers_in(found)))
+    return table(head, (parted(row) for row in answer_rows(found)))
 
 
 def side_by_side(found: Sequence[Answer]) -> Iterator[str]:

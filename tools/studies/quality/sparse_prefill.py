@@ -35,7 +35,7 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.pieces import CHUNK
 from snapexport.measure.eval.documents import read_documents
-from snapexport.measure.eval.haystack import Draws, listed
+from snapexport.measure.eval.haystack import Draws, join_words
 from snapexport.measure.eval.sample import most
 from snapexport.methods.sparse_prefill.spec import GRAPH, SparsePrefillOptions, sparse_prefill
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
@@ -109,7 +109,7 @@ def needles(draws: Draws, keys: int) -> tuple[list[str], list[Question]]:
         asked.append(Question("keys", question, beginning, f" {number}"))
     question = f"Which variables have the value {value}, directly or through other variables?"
     beginning = f"The {len(variables)} variables with the value {value} are"
-    asked.append(Question("variables", question, beginning, " " + listed(variables)))
+    asked.append(Question("variables", question, beginning, " " + join_words(variables)))
     return lines, asked
 
 

@@ -233,7 +233,7 @@ def _show(into: Path | None, out: Path) -> None:
 
 def _draw(report: Row, out: Path) -> None:
     try:
-        from snapexport.measure.bench.plots import draw
+        from snapexport.measure.plots import draw
         from tools.studies.speed.plots import PICTURES
     except ModuleNotFoundError:
         ERR.print("no plots: they need snapexport[eval]", style="dim")

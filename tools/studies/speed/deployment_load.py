@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from snapexport.errors import UserError
-from snapexport.measure.bench.clients import Exchange, Workload
-from snapexport.measure.bench.load import Outcome
-from snapexport.measure.bench.turns import Row, rounded, tail
+from snapexport.measure.bench.turns import Row, six_digits
 from tools.studies.speed.deployments import NAME, Running
-from tools.studies.speed.openai_clients import OpenAIModel
+from tools.studies.speed.openai_clients import Exchange, OpenAIModel, Workload
+from tools.studies.speed.record import tail
 
 IDLE_SECONDS = 2.0
 
@@ -28,7 +27,7 @@ def idle_cores(one: Running) -> float:
     """Processors' seconds a second without a request."""
     before = one.cpu_seconds()
     time.sleep(IDLE_SECONDS)
-    return rounded((one.cpu_seconds() - before) / IDLE_SECONDS)
+    return six_digits((one.cpu_seconds() - before) / IDLE_SECONDS)
 
 
 def measured(one: Running, workload: Workload) -> Row:
@@ -37,13 +36,12 @@ def measured(one: Running, workload: Workload) -> Row:
     exchanges = OpenAIModel(one.openai, NAME).drive(workload, time.perf_counter)
     seconds, spent = time.perf_counter() - began, one.cpu_seconds() - cpu
     moved = {name: value - before.get(name, 0.0) for name, value in one.moved().items()}
-    return summed_up(exchanges) | fetched(moved) | {"cores": rounded(spent / seconds)}
+    return summed_up(exchanges) | fetched(moved) | {"cores": six_digits(spent / seconds)}
 
 
 def summed_up(exchanges: Sequence[Exchange]) -> Row:
     """Rates and times of the requests that did not fail; times over requests, in seconds."""
-    outcome = Outcome("server", 0, 0, list(exchanges))
-    good = outcome.good
+    good = [one for one in exchanges if one.arrivals and one.error is None]
     errors = [one.error for one in exchanges if one.error]
     times = {
         "ttft": [one.ttft for one in good],
@@ -51,12 +49,21 @@ def summed_up(exchanges: Sequence[Exchange]) -> Row:
         "pause": [pause(one) for one in good],
     }
     return {
-        "tokens_per_second": rounded(outcome.tokens_per_second),
+        "tokens_per_second": six_digits(tokens_per_second(exchanges, good)),
         **{f"{name}_seconds": tail(found) if found else None for name, found in times.items()},
         "requests": len(good),
         "failed": len(errors),
         "first_error": errors[0] if errors else None,
     }
+
+
+def tokens_per_second(exchanges: Sequence[Exchange], good: Sequence[Exchange]) -> float:
+    """Of all clients, from the first request to the last token of the good ones."""
+    if not good:
+        return 0.0
+    began = min(exchange.sent for exchange in exchanges)
+    ended = max(exchange.arrivals[-1][0] for exchange in good)
+    return sum(exchange.tokens for exchange in good) / (ended - began)
 
 
 def fetched(moved: Mapping[str, float]) -> Row:
@@ -68,8 +75,8 @@ def fetched(moved: Mapping[str, float]) -> Row:
         "rows": int(rows),
         "row_bytes": round(nbytes / rows),
         "full_cache_bytes": round(full / rows),
-        "of_full_cache": rounded(nbytes / full),
-        "fetch_seconds": rounded(moved["row_seconds_total"] / rows),
+        "of_full_cache": six_digits(nbytes / full),
+        "fetch_seconds": six_digits(moved["row_seconds_total"] / rows),
     }
 
 

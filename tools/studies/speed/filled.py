@@ -18,7 +18,7 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.measure.bench.costs import Costs
 from snapexport.measure.bench.systems import ExecutorSystem
-from snapexport.measure.bench.turns import Case, Row, alone, clocked
+from snapexport.measure.bench.turns import Case, Row, singles, timer
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
@@ -60,7 +60,7 @@ def measure_steps(
             for build in {step.build.directory: step.build for step in todo}.values()
         }
         cases = [systems[s.build.directory].case(s.context, times, **s.labels) for s in todo]
-        results.measure("decode", alone(cases), rounds, device.probes())
+        results.measure("decode", singles(cases), rounds, device.probes())
         then(cases)
 
 
@@ -116,7 +116,7 @@ class FilledSystem:
         batch = self.build.manifest.batch
         costs = Costs.of(self.build, full_cache=not self.build.manifest.geometry.compresses)
         work = costs.decode(context - 1, batch)
-        step = clocked(partial(self.step, context, batch))
+        step = timer(partial(self.step, context, batch))
         labels = {"context": context, "batch": batch} | labels
         return Case("decode", labels, step, times, work=work, tokens=batch)
 

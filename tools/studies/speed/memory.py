@@ -12,7 +12,7 @@ import numpy as np
 
 from snapexport.contract.build_directory import Build
 from snapexport.measure.bench.systems import load
-from snapexport.measure.bench.turns import Row, clocked
+from snapexport.measure.bench.turns import Row, timer
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 
@@ -45,7 +45,7 @@ def prepacked(directory: Path, threads: int, prepack: bool, rounds: int) -> Row:
         executor.prefill_prompt(slot, prompt)
     lengths = np.full(limits.batch, len(prompt))
     seconds = [
-        clocked(partial(executor.decode, np.ones_like(lengths), lengths + step, lengths))()
+        timer(partial(executor.decode, np.ones_like(lengths), lengths + step, lengths))()
         for step in range(rounds)
     ]
     return {

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.measure.bench.sessions import Arrays, Bound, open_session, zeros
+from snapexport.measure.bench.probes import Arrays, Bound, open_session, zeros
 from snapexport.measure.bench.systems import load
 from tools.studies.speed.filled import FilledSystem, fill
 

@@ -9,9 +9,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from snapexport.measure.bench.plots import Pictures, lines, ticks
 from snapexport.measure.bench.turns import Row
-from snapexport.measure.plots import COLOURS, by, look, panels
+from snapexport.measure.plots import COLOURS, Pictures, by, lines, look, panels, ticks
 from tools.studies.speed.experiments.overhead import MLX_SHARE, PAPER_SHARE
 
 

@@ -2,12 +2,15 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from snapexport.errors import UserError
 from snapexport.measure.bench import results
 from snapexport.measure.bench.results import FORMAT
-from snapexport.measure.bench.turns import Row
+from snapexport.measure.bench.turns import Row, six_digits
 
 _WIDE = 0.2
 """Of the median."""
@@ -54,3 +57,9 @@ def spread_ms(row: Row | None) -> str:
     low, middle, high = (1e3 * row["seconds"][name] for name in ("q1", "median", "q3"))
     wide = high - low > _WIDE * middle
     return f"{middle:.1f} ({low:.1f} - {high:.1f})" if wide else f"{middle:.1f}"
+
+
+def tail(values: Sequence[float]) -> Row:
+    """The median of at least one value, and what one in 10 and one in 100 exceeds."""
+    found = map(six_digits, np.percentile(values, (50, 90, 99)).tolist())
+    return {"samples": len(values)} | dict(zip(("median", "p90", "p99"), found, strict=True))

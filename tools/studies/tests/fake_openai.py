@@ -8,7 +8,7 @@ import json
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 ROW, PER_TOKEN = 100, 10
@@ -19,12 +19,16 @@ VERSIONS = {"ai-dynamo-runtime": "1", "nixl": "1", "onnxruntime": "1"}
 
 
 class FakeOpenAI(ThreadingHTTPServer):
+    """hold: if set, the server waits for it after each event. answered: one was sent."""
+
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.lock = Lock()
         self.bodies: list[dict[str, Any]] = []
+        self.hold: Event | None = None
+        self.answered = Event()
 
     @property
     def url(self) -> str:
@@ -71,6 +75,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _event(self, value: dict[str, Any]) -> None:
         self._chunk(b"data: " + json.dumps(value).encode() + b"\n\n")
+        self.server.answered.set()
+        if self.server.hold:
+            self.server.hold.wait(20)
 
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))

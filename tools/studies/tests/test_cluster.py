@@ -1,23 +1,23 @@
 """One process against prefill and decode apart, with fake deployments: nothing needs Dynamo."""
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread, main_thread
 from typing import Any
 
 import pytest
 
 from snapexport.contract.build_directory import Build
-from snapexport.measure.bench.clients import Exchange, Workload
 from tools.studies.speed import deployment_load
 from tools.studies.speed.__main__ import main
 from tools.studies.speed.deployment_load import mean_itl, pause, summed_up
 from tools.studies.speed.deployments import Deployment
 from tools.studies.speed.experiments import cluster
-from tools.studies.speed.openai_clients import OpenAIModel
+from tools.studies.speed.openai_clients import Exchange, OpenAIModel, Workload
 from tools.studies.tests import fake_openai
 from tools.studies.tests.fake_openai import FakeOpenAI, interpreter
 
@@ -62,6 +62,53 @@ def test_openai_client_reports_refused_and_short_answers(server: FakeOpenAI) -> 
     assert refused.error == 'HTTPException: status 503: {"error": "no room"}'
     assert short.error == "an answer ended with 4 of 5 tokens"
     assert good.error is None
+
+
+def test_openai_client_sends_its_next_prompt_after_each_answer_and_each_error(
+    server: FakeOpenAI,
+) -> None:
+    prompts, ticks = [[[first, 7, 8] for first in (fake_openai.REFUSED, 9, 10)]], count()
+    model = OpenAIModel(f"{server.url}/v1", "tiny")
+    refused, *good = model.drive(Workload(prompts, 5), lambda: float(next(ticks)))
+    assert refused.error and [(one.error, one.tokens) for one in good] == [(None, 5), (None, 5)]
+    assert good[1].sent > good[0].arrivals[-1][0]
+    assert [body["prompt"][0] for body in server.bodies] == [fake_openai.REFUSED, 9, 10]
+
+
+def test_openai_client_counts_requests_to_a_vanished_server_as_errors() -> None:
+    server = FakeOpenAI()
+    server.server_close()
+    errors = [one.error for one in drive(server, 9, 9)]
+    assert ["refused" in str(error) for error in errors] == [True, True]
+
+
+def test_interrupted_openai_client_closes_its_connection(server: FakeOpenAI) -> None:
+    """Ctrl-C while the server holds every stream."""
+    server.hold, interrupted = Event(), Event()
+
+    def interrupt() -> None:
+        """Again until it is heard: a signal just before a thread waits does not wake it."""
+        server.answered.wait(20)
+        while not interrupted.wait(0.2):
+            signal.pthread_kill(main_thread().ident or 0, signal.SIGUSR1)
+
+    def leave(*_: object) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            raise SystemExit(130)
+
+    former = signal.signal(signal.SIGUSR1, leave)
+    thread = Thread(target=interrupt)
+    thread.start()
+    model = OpenAIModel(f"{server.url}/v1", "tiny")
+    try:
+        with pytest.raises(SystemExit):
+            model.drive(Workload([[[9, 7], [9, 8]]], 4), lambda: 0.0)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+        server.hold.set()
+        thread.join()
+    assert len(server.bodies) == 1
 
 
 def test_workers_share_the_machines_threads() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from snapexport.errors import UserError
-from snapexport.measure.bench.turns import Case, alone
-from tools.studies.speed.record import Results, read
+from snapexport.measure.bench.turns import Case, singles
+from tools.studies.speed.record import Results, read, tail
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ def results(path: Path, settings: Settings | None = None) -> Results:
 def test_resumed_results_have_the_rows_of_the_file(tmp_path: Path) -> None:
     first = results(tmp_path / "test.json")
     case = Case("decode", {"size": 1, "batch": None}, lambda: 0.5)
-    first.measure("decode", alone([case]), rounds=1)
+    first.measure("decode", singles([case]), rounds=1)
     again = results(tmp_path / "test.json")
     again.resume()
     assert again.has("decode", {"size": 1, "batch": None})
@@ -47,3 +47,7 @@ def test_results_file_of_another_format_is_refused(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(UserError, match=r"test\.json"):
             read(file)
+
+
+def test_a_tail_has_median_90th_and_99th_percentile() -> None:
+    assert tail(range(101)) == {"samples": 101, "median": 50, "p90": 90, "p99": 99}

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.measure.eval.answers import Answer
-from snapexport.measure.eval.continuations import Continuation
-from snapexport.measure.eval.outcomes import JOURNAL
+from snapexport.measure.eval.records import JOURNAL, Answer, Continuation
 from tools.studies.quality import real_model_tables
 
 FULL = Continuation("full", 900, 100, "a:0", 4, 2.0, 2.0, 0.0, 1.0)

@@ -1,9 +1,9 @@
 """Measures speed and memory: systems take turns in one run, and times are compared to rooflines.
 
-cases -> turns -> results (one JSON) -> tables, plots
+plan -> turns -> results (one JSON) -> tables
 
-speed.py, load.py       a given build, in this process or on a server
-systems.py              the compared systems: the build's graphs and its baseline's
-costs.py, turns.py      a build's least work, and the roofline that follows from it
-tables.py, plots.py     show a results file
+plan.py, speed.py       a given build: its options, an estimate, and what is measured
+systems.py, memory.py   the compared systems, and the memory of one in a process of its own
+costs.py, probes.py     a build's least work, and the machine's rates: the roofline
+tables.py               shows a results file; measure/plots.py draws it
 """

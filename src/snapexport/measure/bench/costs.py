@@ -27,7 +27,7 @@ _BESIDE = (".scales", ".zeros", ".minima", ".order", ".factor")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What one pass reads and multiplies.
+    """Weights that one pass reads and multiplies.
 
     nbytes: of all the matrices and norms. elements: of the matrices, output: of the last one.
     """
@@ -41,11 +41,11 @@ class Weights:
         spans: dict[str, TensorSpan] = {}
         for weights in build.manifest.weights:
             spans |= safetensors.read_header(build.directory / weights.file)
-        return cls.counted(spans)
+        return cls.count(spans)
 
     @classmethod
-    def counted(cls, spans: Mapping[str, TensorSpan]) -> "Weights":
-        """Without what a step takes only some rows of, or a packed copy of."""
+    def count(cls, spans: Mapping[str, TensorSpan]) -> "Weights":
+        """Count all weights but those of which a step takes only some rows, or a packed copy."""
         has_output = any(_is(name, _OUTPUT) for name in spans)
         read = {
             name: span
@@ -97,7 +97,7 @@ class LayerCosts:
     chunk: int = 0
     readers: int = 1
 
-    def attended(self, position: int) -> int:
+    def attended_slots(self, position: int) -> int:
         """Cache slots that a decoded token attends to."""
         valid = self.geometry.valid(position)
         if self.chunk:
@@ -145,7 +145,7 @@ class Costs:
 
     def decode(self, position: int, active: int) -> Work:
         """One token of each active request: read weights and valid slots, write a cache slot."""
-        pairs = [(layer, layer.readers * layer.attended(position)) for layer in self.layers]
+        pairs = [(layer, layer.readers * layer.attended_slots(position)) for layer in self.layers]
         cache = sum(layer.fixed + layer.slot * (slots + 1) for layer, slots in pairs)
         attention = sum(layer.pair * slots for layer, slots in pairs)
         return Work(

@@ -20,10 +20,10 @@ def measure(what: str, load: Callable[[], S], use: Callable[[S], object]) -> dic
     Returns bytes. empty: of the interpreter and its libraries, before loading. peak: the largest
     resident memory, with mapped weight files. anonymous: the process' own pages at the end.
     """
-    return apart(f"measuring the memory of {what}", partial(_used, load, use))
+    return run_apart(f"measuring the memory of {what}", partial(_load_and_use, load, use))
 
 
-def apart(what: str, action: Callable[[], T]) -> T:
+def run_apart(what: str, action: Callable[[], T]) -> T:
     """Run a picklable action in a fresh interpreter. Returns its result. Raises UserError."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -60,7 +60,7 @@ def _send_result(pipe: Connection, action: Callable[[], object]) -> None:
         pipe.send(((error.message, error.hint), None))
 
 
-def _used(load: Callable[[], S], use: Callable[[S], object]) -> dict[str, int]:
+def _load_and_use(load: Callable[[], S], use: Callable[[S], object]) -> dict[str, int]:
     empty = _status()
     system = load()
     loaded = _status()

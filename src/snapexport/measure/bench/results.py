@@ -1,4 +1,6 @@
-"""Keeps what an experiment has found so far, in one format. A run that is cut keeps it too.
+"""Keeps what an experiment has found so far, in one format, with the machine that it ran on.
+
+A run that is cut keeps it too.
 
     {"format": 1, "experiment", "command", "complete", "device", "machine", "threads", "settings",
      "notes": [...], "sections": {NAME: [row, ...]}, "summary": [row, ...]}
@@ -9,21 +11,57 @@ and "ratio". Section "rates" has what was probed. The summary follows from the s
 
 import dataclasses
 import json
+import os
+import platform
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import snapexport
 from snapexport.files.whole import write_whole
-from snapexport.measure.bench import machine, turns
-from snapexport.measure.bench.turns import RATES, Case, Group, Row, alone
+from snapexport.measure.bench import turns
+from snapexport.measure.bench.turns import RATES, Case, Group, Row, singles
 
 FORMAT = 1
+_PACKAGES = "onnxruntime onnxruntime-gpu openvino numpy torch transformers onnx safetensors".split()
 
 Progress = Callable[[str, int, int], None]
-"""What is measured, how many measurements of it are done, and of how many."""
+"""Takes what is measured, how many measurements of it are done, and of how many."""
 Summary = Callable[[Row], list[Row]]
+
+
+def cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def machine_facts() -> dict[str, Any]:
+    """The processor, its cores, memory, system and load, and the versions of what runs on it."""
+    versions = {"snapexport": snapexport.__version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return {
+        "processor": _value("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": cores(),
+        "memory_bytes": int(_value("/proc/meminfo", "MemTotal").split()[0]) * 1024,
+        "system": platform.platform(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "versions": versions,
+    }
+
+
+def _value(path: str, name: str) -> str:
+    """The first line `name: value`; empty where there is none."""
+    for line in Path(path).read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
 
 
 @dataclass
@@ -44,7 +82,7 @@ class Results:
     about: Row = field(default_factory=dict)
     sections: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
     notes: list[str] = field(default_factory=list)
-    machine: Row = field(default_factory=machine.described)
+    machine: Row = field(default_factory=machine_facts)
     complete: bool = False
 
     def note(self, *texts: str) -> None:
@@ -54,7 +92,7 @@ class Results:
         self, what: str, groups: Sequence[Group], rounds: int, probes: Sequence[Case] = ()
     ) -> None:
         """Time the groups in turn, probes among them; their rows join their sections."""
-        everything = [*alone(probes), *groups]
+        everything = [*singles(probes), *groups]
         taken: dict[Case, list[float]] = defaultdict(list)
         total = rounds * sum(case.times for group in everything for case in group)
         self.progress(what, 0, total)
@@ -66,7 +104,7 @@ class Results:
             self._add(what, taken)
 
     def _add(self, what: str, taken: turns.Taken) -> None:
-        probed = turns.probed(taken)
+        probed = turns.probe_spreads(taken)
         # In the order of their groups' first turn, whatever the last round's was.
         for section, row in turns.rows(taken, turns.rates(probed)):
             self.sections[section].append(row)

@@ -2,93 +2,25 @@
 
 Prefill by prompt length, decode steps by context and active batch slots, the compress step, and
 peak memory. A visit fills the batch slots with a prompt, then decodes with fewer and fewer of them.
+Shows a report's tables too.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from snapexport.contract import names
-from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import in_mib
-from snapexport.errors import UserError
 from snapexport.measure.bench import memory
-from snapexport.measure.bench.options import BenchOptions
+from snapexport.measure.bench.plan import Plan
+from snapexport.measure.bench.probes import Bound, extracted_vote, run_vote
 from snapexport.measure.bench.results import Results
-from snapexport.measure.bench.sessions import Bound, open_session, zeros
 from snapexport.measure.bench.systems import ExecutorSystem, SystemSpec
 from snapexport.measure.bench.tables import Column, Table, mib, ms, number, timing
-from snapexport.measure.bench.turns import SHORT, Case, Group, Row, clocked, rounded
+from snapexport.measure.bench.turns import SHORT, Case, Group, Row, six_digits, timer
 
 KEEPS_ALL = "nothing is compressed: the full cache keeps everything"
 INSIDE_PREFILL = "single shot: prefill.onnx compresses inside itself, which can't be timed apart"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The checked steps of a measurement, before anything is loaded.
-
-    options: contexts ascending; batches descending, since idle batch slots lose their caches.
-    """
-
-    build: Build
-    options: BenchOptions
-    specs: Sequence[SystemSpec]
-    contexts: tuple[int, ...]
-    batches: tuple[int, ...]
-
-    @classmethod
-    def of(cls, build: Build, options: BenchOptions) -> "Plan":
-        """Of the build, and its baseline if wanted. Raises UserError."""
-        build.require_run(baseline=options.baseline, **options.running)
-        sides = (False, True) if options.baseline else (False,)
-        specs = [SystemSpec.of(build, baseline=side, **options.running) for side in sides]
-        return cls.over(build, options, specs)
-
-    @classmethod
-    def over(cls, build: Build, options: BenchOptions, specs: Sequence[SystemSpec]) -> "Plan":
-        """Check the options against every system. Raises UserError."""
-        most = min(spec.batch for spec in specs)
-        batches = tuple(sorted(options.batches or {1, most}, reverse=True))
-        if batches[0] > most:
-            raise UserError(
-                f"--batches {batches[0]} is more than the {most} slots of the build",
-                f"use --batches up to {most}, or build it again with --batch {batches[0]}",
-            )
-        room = options.decode_steps * len(batches)
-        longest = min(min(spec.longest_prompt, spec.positions - room) for spec in specs)
-        chosen = {max(1, longest // 8), max(1, longest // 2)}
-        contexts = tuple(sorted(options.contexts or chosen))
-        for spec in specs:
-            _require_positions(contexts[-1], room, spec)
-        options = replace(options, contexts=contexts, batches=batches)
-        return cls(build, options, specs, contexts, batches)
-
-    def about(self) -> Row:
-        """Facts of the build for the top of the results."""
-        manifest = self.build.manifest
-        return {
-            "build": str(self.build.directory),
-            "model": manifest.model.architecture,
-            "target": manifest.target,
-            "dtype": manifest.dtype,
-        }
-
-
-def _require_positions(context: int, room: int, spec: SystemSpec) -> None:
-    if context > spec.longest_prompt:
-        raise UserError(
-            f"--contexts {context} is longer than a prompt can be: {spec.longest_prompt} tokens",
-            f"use --contexts up to {spec.longest_prompt}, or build with a larger --L-max",
-        )
-    if context + room > spec.positions:
-        raise UserError(
-            f"--contexts {context} leaves no room for {room} decoded tokens: the {spec.name} "
-            f"cache ends at position {spec.positions}",
-            f"use --contexts up to {max(1, spec.positions - room)}, or fewer --decode-steps",
-        )
 
 
 def run(plan: Plan, results: Results, probes: Sequence[Case]) -> None:
@@ -136,7 +68,7 @@ def visit(plan: Plan, spec: SystemSpec, system: ExecutorSystem, context: int) ->
 
     def prefill() -> float:
         prompt = next(drawn)  # before the clock starts
-        seconds = clocked(partial(system.prefill, 0, prompt))()
+        seconds = timer(partial(system.prefill, 0, prompt))()
         for slot in range(1, plan.batches[0]):
             system.prefill(slot, prompt)
         return seconds
@@ -147,7 +79,7 @@ def visit(plan: Plan, spec: SystemSpec, system: ExecutorSystem, context: int) ->
         steps = plan.options.decode_steps
         position = context + steps * index + steps // 2  # at the middle step of the batch's turn
         work = spec.costs.decode(position, batch)
-        step = clocked(partial(system.decode, batch))
+        step = timer(partial(system.decode, batch))
         at = labels | {"batch": batch}
         cases.append(Case("decode", at, step, steps, warm, work, tokens=batch))
     return cases
@@ -164,43 +96,11 @@ def prompts(seed: int, context: int, vocab_size: int) -> Iterator[list[int]]:
 def _compression(plan: Plan, system: ExecutorSystem, vote: Bound | None, context: int) -> Group:
     """The executor's compress step, and the vote by itself."""
     labels = {"system": plan.specs[0].name, "context": context}
-    work, step = plan.specs[0].costs.compress(context), clocked(partial(system.compress, context))
+    work, step = plan.specs[0].costs.compress(context), timer(partial(system.compress, context))
     cases = [Case("compress", labels, step, SHORT, work=work)]
     if vote:
-        cases.append(Case("vote", labels, clocked(partial(run_vote, vote, context)), SHORT))
+        cases.append(Case("vote", labels, timer(partial(run_vote, vote, context)), SHORT))
     return cases
-
-
-def extracted_vote(build: Build, threads: int | None) -> Bound | None:
-    """The part of compress.onnx that chooses what to keep, over random numbers.
-
-    What the compress step takes beyond it goes into moving sinks, ring and kept positions to their
-    cache slots. The work depends on the prompt's length, not on values. None where nothing votes,
-    or without the onnx package.
-    """
-    try:
-        import onnx
-        from onnx.utils import Extractor
-    except ModuleNotFoundError:
-        return None
-    entry = build.manifest.graphs["compress"]
-    kept = [spec for spec in entry.outputs if not names.is_present(spec.name)]
-    if not kept:
-        return None
-    whole = onnx.load(str(build.graph("compress")))
-    given = [value.name for value in whole.graph.input]
-    vote = Extractor(whole).extract_model(given, [spec.name for spec in kept])
-    rng, inputs = np.random.default_rng(0), zeros(entry.inputs)
-    for name, array in inputs.items():
-        if name != names.PROMPT_LENGTH:
-            array[...] = rng.standard_normal(array.shape, np.float32)
-    return Bound(open_session(vote.SerializeToString(), threads), inputs, zeros(kept))
-
-
-def run_vote(vote: Bound, prompt_length: int) -> None:
-    """Once, for a prompt of that length."""
-    vote.inputs[names.PROMPT_LENGTH][:] = prompt_length
-    vote.run()
 
 
 def _memory_row(spec: SystemSpec, taken: dict[str, int]) -> Row:
@@ -211,7 +111,7 @@ def _memory_row(spec: SystemSpec, taken: dict[str, int]) -> Row:
         "bytes": taken,
         "cache_bytes": spec.cache_bytes,
         "roofline": {"bytes": least},
-        "ratio": rounded(taken["peak"] / least),
+        "ratio": six_digits(taken["peak"] / least),
     }
 
 
@@ -226,9 +126,9 @@ def summary(sections: Row) -> list[Row]:
             "system": system,
             "context": context,
             "compress_seconds": whole,
-            "share_of_prefill": rounded(whole / prefill[at]) if at in prefill else None,
+            "share_of_prefill": six_digits(whole / prefill[at]) if at in prefill else None,
             "vote_seconds": vote.get(at),
-            "moving_seconds": rounded(whole - vote[at]) if at in vote else None,
+            "moving_seconds": six_digits(whole - vote[at]) if at in vote else None,
         }
         for (system, context), whole in compress.items()
         if (at := (system, context))

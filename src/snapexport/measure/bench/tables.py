@@ -11,7 +11,7 @@ _TEXT = {
     *("system", "cache", "by", "target", "update", "sampling", "setting"),
     *("model", "deployment", "row", "bound by"),
 }
-"""Heads of columns that hold words; the others hold numbers, and stand to the right."""
+"""Heads of columns that hold words; the others hold numbers, aligned to the right."""
 
 Column = str | Callable[[Row], str]
 """A format string of a row's values, or a function of the row."""
@@ -39,7 +39,7 @@ class Table:
         return cls(title, list(columns), cells, notes)
 
     def is_text(self, column: int) -> bool:
-        """Whether a column stands to the left."""
+        """Whether a column is aligned to the left."""
         return self.heads[column] in _TEXT
 
 
@@ -48,7 +48,7 @@ def _cell(column: Column, row: Row) -> str:
 
 
 def of_roofline(row: Row | None) -> str:
-    """How many times the roofline."""
+    """Spell the ratio to the roofline; empty where there is none."""
     return f"{row['ratio']:.2f}" if row and row["ratio"] else ""
 
 

@@ -6,12 +6,14 @@ medians, never means. Knows no system: a case brings its own clock.
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+
+from snapexport.measure.pace import seconds_of
 
 Row = dict[str, Any]
 Timed = Callable[[], float]
@@ -19,7 +21,7 @@ Timed = Callable[[], float]
 
 RATES = "rates"
 SHORT = 4
-"""How often short work is timed in each round: it takes little, and scatters much."""
+"""Times that short work is measured in each round: it takes little, and scatters much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +72,17 @@ Taken = Mapping[Case, Sequence[float]]
 """The seconds of each case."""
 
 
-def clocked(action: Callable[[], object]) -> Timed:
-    """The same action, timed by this process."""
-
-    def timed() -> float:
-        started = time.perf_counter()
-        action()
-        return time.perf_counter() - started
-
-    return timed
+def timer(action: Callable[[], object]) -> Timed:
+    """Make a function that times the action in this process."""
+    return partial(seconds_of, action)
 
 
 def probe(name: str, amount: int, action: Callable[[], object]) -> Case:
     """A case of section RATES: `amount` bytes or operations / its seconds is the rate `name`."""
-    return Case(RATES, {"probe": name, "amount": amount}, clocked(action), SHORT)
+    return Case(RATES, {"probe": name, "amount": amount}, timer(action), SHORT)
 
 
-def alone(cases: Sequence[Case]) -> list[Group]:
+def singles(cases: Sequence[Case]) -> list[Group]:
     """Each case in a group of its own."""
     return [[case] for case in cases]
 
@@ -113,15 +109,15 @@ def rows(taken: Taken, rates: Rates | None) -> Iterator[tuple[str, Row]]:
         median = statistics.median(seconds)
         if case.work and rates:
             least, bound = rates.roofline(case.work)
-            row["roofline"] = {"seconds": rounded(least), "bound": bound}
+            row["roofline"] = {"seconds": six_digits(least), "bound": bound}
             row["roofline"] |= {"bytes": case.work.nbytes, "operations": case.work.operations}
-            row["ratio"] = rounded(median / least)
+            row["ratio"] = six_digits(median / least)
         if case.tokens is not None:
-            row["tokens_per_second"] = rounded(case.tokens / median)
+            row["tokens_per_second"] = six_digits(case.tokens / median)
         yield case.section, row
 
 
-def probed(taken: Taken) -> Row:
+def probe_spreads(taken: Taken) -> Row:
     """Spreads of bytes and operations a second, by the probe's name."""
     return {
         case.labels["probe"]: spread([case.labels["amount"] / one for one in seconds])
@@ -140,19 +136,12 @@ def rates(found: Row) -> Rates | None:
 
 def spread(values: Sequence[float]) -> Row:
     """Quartiles and extremes of at least one value."""
-    return _percentiles(values, min=0, q1=25, median=50, q3=75, max=100)
+    found = map(six_digits, np.percentile(values, (0, 25, 50, 75, 100)).tolist())
+    return {"samples": len(values)} | dict(
+        zip(("min", "q1", "median", "q3", "max"), found, strict=True)
+    )
 
 
-def tail(values: Sequence[float]) -> Row:
-    """The median of at least one value, and what one in 10 and one in 100 exceeds."""
-    return _percentiles(values, median=50, p90=90, p99=99)
-
-
-def _percentiles(values: Sequence[float], **percents: int) -> Row:
-    found = np.percentile(values, list(percents.values())).tolist()
-    return {"samples": len(values)} | dict(zip(percents, map(rounded, found), strict=True))
-
-
-def rounded(value: float) -> float:
+def six_digits(value: float) -> float:
     """Six digits: more is noise, and hard to read."""
     return float(f"{value:.6g}")

@@ -1,6 +1,9 @@
 """Measures what a compressed cache costs in accuracy.
 
-Long-context tasks (tasks, haystack, sample) make a grid of requests and systems (grid, systems),
-which `run` turns into outcomes, hit rates, a report and plots. `accuracy` compares logits with
-transformers; `harness` is the model of lm-evaluation-harness. A build with --baseline is enough.
+tasks -> samples -> requests -> grid -> records -> report
+
+haystack, wordings, sample, tasks    long-context tasks
+documents, requests, grid            what is asked, of which caches
+systems, loaded_systems, open_graphs the caches, and the builds that they are
+side_by_side, hit_rate, run          run the grid; records keeps and sums up what comes of it
 """

@@ -1,4 +1,4 @@
-"""Reads text documents, and cuts them into passages of so many tokens.
+"""Reads text documents, and cuts them into passages of equal length in tokens.
 
 Knows no model and no cache.
 """

@@ -14,8 +14,7 @@ from snapexport.contract.pieces import Piece
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.open_graphs import OpenGraphs
 from snapexport.measure.eval.systems import System
-from snapexport.measure.pace import Estimate, chunk_seconds, step_seconds
-from snapexport.measure.pace import seconds as seconds_of
+from snapexport.measure.pace import Estimate, chunk_seconds, seconds_of, step_seconds
 from snapexport.methods import table
 
 
@@ -38,7 +37,7 @@ def estimate(grid: Grid) -> Estimate:
 
 
 def _turns(grid: Grid) -> int:
-    """How often every cache decodes in turn."""
+    """The number of times that every cache decodes in turn."""
     requests, batch = grid.requests, grid.build.manifest.batch
     groups = (math.ceil(len(some) / batch) for some in (requests.prompts, requests.instructions))
     return len(requests.cells()) + sum(groups)

@@ -1,6 +1,6 @@
 """Lays out an evaluation as a grid: requests x systems x modes, checked before anything is loaded.
 
-A cell of the grid is one sample. Knows neither how it is run nor what comes of it.
+Knows neither how it is run nor what comes of it.
 """
 
 import hashlib
@@ -8,8 +8,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from filecmp import cmp
-from functools import cached_property
-from itertools import product
 
 from tokenizers import Tokenizer
 
@@ -20,157 +18,14 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError, flag_of
 from snapexport.files.tokenizer_file import TOKENIZER
-from snapexport.measure.eval.answers import Instruction, instruct
-from snapexport.measure.eval.chat_form import frame_of
-from snapexport.measure.eval.continuations import Prompt
-from snapexport.measure.eval.documents import (
-    Document,
-    Passage,
-    lines_of,
-    manual,
-    passages,
-    read_documents,
-)
+from snapexport.measure.eval.documents import read_documents
 from snapexport.measure.eval.options import DEFAULT_TASKS, EvalOptions
-from snapexport.measure.eval.sample import Frame, Sample, Task, as_it_is
+from snapexport.measure.eval.requests import Requests, frame_of
+from snapexport.measure.eval.sample import as_it_is
 from snapexport.measure.eval.side_by_side import HasPrompt, is_measured
 from snapexport.measure.eval.systems import System, SystemMaker, typical_layer
-from snapexport.measure.eval.tasks import TASKS, filler, tasks_in
 from snapexport.runtime.requests.prompts import load_tokenizer
 from snapexport.vault import CHECKPOINT
-
-SLACK = 16
-"""Tokens by which the answers of two samples of one task may differ in length."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A sample to be made. depth: as given; the sample says where its needle really is."""
-
-    task: str
-    length: int
-    depth: float
-    seed: int
-
-
-@dataclass(frozen=True)
-class Request:
-    """Token ids: the prompt, which is compressed, and what follows it before the answer begins."""
-
-    prompt: tuple[int, ...]
-    continuation: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Requests:
-    """All the samples of an evaluation, made when they are needed.
-
-    lengths: the options', or chosen from the build. frame: the chat template's, or none.
-    aging: tokens of other text between a question and its repetition.
-    answer_tokens: the least length of the long answers.
-    """
-
-    tokenizer: Tokenizer
-    options: EvalOptions
-    lengths: tuple[int, ...]
-    documents: tuple[Document, ...]
-    frame: Frame
-    aging: int
-    answer_tokens: int
-
-    @cached_property
-    def tasks(self) -> dict[str, Task]:
-        """All tasks by name, over the haystack's documents if there are some."""
-        return tasks_in(lines_of(self.haystack)) if self.haystack else TASKS
-
-    @cached_property
-    def haystack(self) -> tuple[Document, ...]:
-        """The texts around needles; none for sentences that repeat. Raises UserError."""
-        if self.documents or self.options.haystack == "sentences":
-            return self.documents
-        return (manual(),)
-
-    @cached_property
-    def prompts(self) -> tuple[Prompt, ...]:
-        """Beginnings of the documents' passages, in all lengths, passage by passage."""
-        tokens = self.options.continuation
-        cut = self._passages if tokens else []
-        return tuple(Prompt(passage, length, tokens) for passage in cut for length in self.lengths)
-
-    @cached_property
-    def instructions(self) -> tuple[Instruction, ...]:
-        """Every instruction after each of the same beginnings."""
-        options = self.options
-        cells = product(self._passages, self.lengths, options.instructions or ())
-        return tuple(
-            instruct(*cell, options.max_tokens, self.tokenizer, self.frame) for cell in cells
-        )
-
-    @cached_property
-    def _passages(self) -> list[Passage]:
-        options = self.options
-        if not self.documents or not (options.continuation or options.instructions):
-            return []
-        tokens = self.lengths[-1] + options.continuation + 1
-        return passages(self.documents, self.tokenizer, tokens, options.passages)
-
-    def cells(self) -> list[Cell]:
-        """Every cell with a seed of its own."""
-        options = self.options
-        cells = product(options.chosen_tasks, self.lengths, options.depths, range(options.samples))
-        return [Cell(*cell[:3], options.seed + index) for index, cell in enumerate(cells)]
-
-    def sample(self, cell: Cell) -> Sample:
-        """The cell's sample. Raises UserError where the tokenizer or the length forbid it."""
-        return self.tasks[cell.task].sample(
-            self.tokenizer, cell.seed, cell.length, cell.depth, self.answer_tokens, self.frame
-        )
-
-    def require_fit(self) -> None:
-        """Make the shortest sample of every seed: keys and numbers differ in tokens.
-
-        Raises UserError where the tokenizer can't spell a task, or a sample doesn't fit.
-        """
-        for cell in self.cells():
-            if cell.length == min(self.lengths):
-                self.sample(cell)
-
-    def request(self, sample: Sample, cell: Cell, mode: str) -> Request:
-        """The sample's request in a mode."""
-        if mode == "agnostic":
-            return Request(sample.context_ids, sample.question_ids)
-        prompt = sample.context_ids + sample.question_ids
-        return Request(prompt, self._again(sample, cell) if mode == "late" else ())
-
-    def _again(self, sample: Sample, cell: Cell) -> tuple[int, ...]:
-        """The right answer, other text, and the question once more."""
-        newline = tuple(self.tokenizer.encode("\n", add_special_tokens=False).ids)
-        noise = filler(self.tokenizer, self.tasks[cell.task], cell.seed, self.aging)
-        return sample.reference_ids + newline + noise + sample.question_ids
-
-    def positions(self) -> int:
-        """Positions that the longest request and its answer take."""
-        length, options = max(self.lengths), self.options
-        tasks, depth = options.chosen_tasks, options.depths[0]
-        cells = [Cell(task, length, depth, options.seed) for task in tasks]
-        asked = [self._positions(cell, mode) for cell in cells for mode in options.modes]
-        answered = [
-            len(instruction.prompt_ids) + instruction.max_tokens
-            for instruction in self.instructions
-        ]
-        forced = length + options.continuation if options.documents else 0
-        return max([*asked, *answered, forced])
-
-    def longest_prompt(self) -> int:
-        """Tokens of the longest prompt that is compressed, at most."""
-        return max(
-            *self.lengths, 0, *(len(instruction.prompt_ids) for instruction in self.instructions)
-        )
-
-    def _positions(self, cell: Cell, mode: str) -> int:
-        sample = self.sample(cell)
-        later = len(self._again(sample, cell)) if mode == "late" else 0
-        return cell.length + later + sample.max_tokens + SLACK
 
 
 @dataclass(frozen=True)
@@ -195,7 +50,7 @@ class Grid:
 
     @property
     def records(self) -> int:
-        """How many outcomes, continuations and answers the grid has."""
+        """The number of outcomes, continuations and answers."""
         asked = len(self.requests.cells()) * len(self.systems) * len(self.options.modes)
         prompts: list[HasPrompt] = [*self.requests.prompts, *self.requests.instructions]
         return asked + sum(is_measured(system, each) for each in prompts for system in self.systems)
@@ -252,7 +107,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
 def _systems(
     build: Build, L_max: int, options: EvalOptions, budgets: tuple[int, ...]
 ) -> list[System]:
-    """Those of the options, or the build's own cache alone where it has no traces."""
+    """The systems of the options, or only the build's own cache where it has no traces."""
     manifest, own = build.manifest, build.manifest.geometry
     if not manifest.traces:
         return [System(own.policy, typical_layer(own, manifest.model).size, own)]
@@ -292,7 +147,7 @@ def _tokenizer(build: Build) -> Tokenizer:
     tokenizer = load_tokenizer(build.directory)
     if tokenizer is None:
         raise UserError(
-            f"{build.directory} has no tokenizer.json, so that no task can be spelled",
+            f"{build.directory} has no tokenizer.json, which eval needs",
             "copy it from the checkpoint",
         )
     return tokenizer

@@ -37,7 +37,7 @@ Prose = Callable[[Random], Iterator[str]]
 
 
 def sentences(rng: Random) -> Iterator[str]:
-    """The same few sentences over and over, as in RULER's noise; the seed says which is first."""
+    """A few sentences over and over, as in RULER's noise; the seed says which is first."""
     first = rng.randrange(len(_PROSE))
     return (f"{_PROSE[i % len(_PROSE)]}\n" for i in count(first))
 
@@ -48,7 +48,7 @@ def endless(line: Callable[[], str]) -> Iterator[str]:
         yield line()
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Join words as a sentence does: 'a', 'a and b', 'a, b and c'."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
@@ -96,7 +96,7 @@ class Draws:
         return self.rng.sample(_WORDS, len(_WORDS))
 
     def code(self) -> str:
-        """Six letters that are no word."""
+        """Six letters, not a word."""
         return self._new(lambda: "".join(self.rng.sample(ascii_lowercase, 6)))
 
     def name(self) -> str:
@@ -140,7 +140,7 @@ class Haystack:
     @property
     def reference(self) -> str:
         """The text of a perfect model."""
-        return self.opening + listed(self.answers)
+        return self.opening + join_words(self.answers)
 
 
 class Layout:
@@ -167,7 +167,7 @@ class Layout:
             self._starts.append(self._starts[-1] + len(line))
 
     def _cuts(self, lines: int) -> list[int]:
-        """How many lines of noise stand before each needle: the others follow the first."""
+        """The number of noise lines before each needle: the others follow the first."""
         rng = Random(self._seed)
         needles = len(self._haystack.needles)
         if self._depth is None:
@@ -196,7 +196,7 @@ class HaystackTask(Task):
     prose: Prose = sentences
 
     def texts(self, seed: int, depth: float | None) -> Callable[[int], Text]:
-        """By the lines of noise."""
+        """The text of a seed by its number of noise lines."""
         return Layout(self._drawn(seed), f"{self.name} {seed} places", depth).text
 
     def noise(self, seed: int) -> Iterator[str]:

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.slots import LayerGeometry
-from snapexport.measure.eval.grid import Cell, Grid
+from snapexport.measure.eval.grid import Grid
+from snapexport.measure.eval.loaded_systems import LoadedSystems
+from snapexport.measure.eval.requests import Cell
 from snapexport.measure.eval.sample import Sample
-from snapexport.measure.eval.systems import LoadedSystems, System
+from snapexport.measure.eval.systems import System
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams

@@ -21,14 +21,14 @@ HaystackName = Literal["manual", "sentences"]
 which flatter every cache that votes."""
 
 EvalBackend = Literal["onnxruntime", "onnxruntime-cuda", "openvino"]
-"""What runs graphs: the other caches have no engines."""
+"""Backends of the graphs: the other caches have no engines."""
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 DEFAULT_TASKS = "niah_single", "phrase_4", "niah_multikey", "qa"
 """A short answer and a long one, one among many like it, and one that is asked in other words."""
 DEFAULT_MINUTES = 10
 ABLE = 0.5
-"""Score of the full cache from which on a task tells caches apart."""
+"""Least score of the full cache on a task that distinguishes caches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class EvalOptions:
 
     @property
     def running(self) -> dict[str, Any]:
-        """What runs the graphs: arguments of `open_executor`."""
+        """The backend and its settings: arguments of `open_executor`."""
         names = "backend", "device", "precision", "threads"
         return {name: getattr(self, name) for name in names}
 
@@ -114,12 +114,12 @@ class EvalOptions:
             )
         if self.instructions and not self.documents:
             raise UserError(
-                "--instructions are given about --documents, of which there are none",
+                "--instructions are about --documents, but none were given",
                 "give text files, or folders of them, as --documents",
             )
         if self.minutes and not self.chosen_tasks:
             raise UserError(
-                f"--minutes {self.minutes} limits tasks, of which there are none",
+                f"--minutes {self.minutes} limits tasks, but none are run",
                 "use fewer --passages, or name --tasks",
             )
         if self.documents and not (self.continuation or self.instructions or self.tasks):

@@ -1,27 +1,81 @@
 """Runs an evaluation: every request through every system, then the hit rates, then the report.
 
-Knows no terminal: a callback receives each outcome.
+Knows no terminal: the records come one by one.
 """
 
 import json
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from snapexport.measure.eval import answers, continuations, hit_rate
-from snapexport.measure.eval.answers import Answer
-from snapexport.measure.eval.continuations import Continuation
-from snapexport.measure.eval.grid import Cell, Grid
-from snapexport.measure.eval.outcomes import Journal, Outcome, Record, results
+from snapexport.files.whole import write_whole
+from snapexport.measure.eval import hit_rate
+from snapexport.measure.eval.grid import Grid
+from snapexport.measure.eval.loaded_systems import LoadedSystems, loading
+from snapexport.measure.eval.records import (
+    Answer,
+    Continuation,
+    Journal,
+    Outcome,
+    Record,
+    answer_rows,
+    continuation_rows,
+    outcome_rows,
+    without_comparison,
+)
+from snapexport.measure.eval.requests import Cell
 from snapexport.measure.eval.sample import as_it_is
-from snapexport.measure.eval.systems import LoadedSystems, System, loading
-from snapexport.measure.eval.time_limit import TimeLimit
+from snapexport.measure.eval.side_by_side import measure_answers, measure_continuations
+from snapexport.measure.eval.systems import System
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 
 REPORT = "report.json"
+Work = TypeVar("Work")
+
+
+class TimeLimit:
+    """Leaves out the cells for which there is no time. It counts from when it is made.
+
+    left_out: those cells. A cell's time is judged by what a prompt token of the cells before took,
+    so one is always run.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.left_out: list[Cell] = []
+        self._clock, self._end = clock, clock() + seconds
+        self._per_token = 0.0
+
+    def within(self, pending: Mapping[Cell, Work]) -> Iterator[tuple[Cell, Work]]:
+        """The cells for which there is time, each with its work; the first one of each task, then
+        the second ones, and so on."""
+        start, tokens = self._clock(), 0
+        for cell in _in_turn(pending):
+            if tokens and self._clock() + self._per_token * cell.length > self._end:
+                self.left_out.append(cell)
+                continue
+            yield cell, pending[cell]
+            tokens += cell.length
+            self._per_token = (self._clock() - start) / tokens
+
+    @property
+    def seconds_left_out(self) -> float:
+        """The time that the left-out cells would take, at the pace of those that were run."""
+        return self._per_token * sum(cell.length for cell in self.left_out)
+
+
+def _in_turn(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells in rounds that have one of each task and length."""
+    seen: Counter[tuple[str, int]] = Counter()
+    rounds: list[tuple[int, Cell]] = []
+    for cell in cells:
+        rounds.append((seen[cell.task, cell.length], cell))
+        seen[cell.task, cell.length] += 1
+    return [cell for _, cell in sorted(rounds, key=lambda pair: pair[0])]
 
 
 class Evaluation:
@@ -53,20 +107,20 @@ class Evaluation:
     def report(self) -> dict[str, Any]:
         """The report of what there is; with `out`, written there too."""
         left_out = self._limit.left_out
-        of_documents = continuations.results(r for r in self.records if isinstance(r, Continuation))
+        of_documents = continuation_rows(r for r in self.records if isinstance(r, Continuation))
         if self.grid.is_alone:
-            of_documents = [continuations.of_one(row) for row in of_documents]
+            of_documents = [without_comparison(row) for row in of_documents]
         report = _options(self.grid) | {
-            "results": results(r for r in self.records if isinstance(r, Outcome)),
+            "results": outcome_rows(r for r in self.records if isinstance(r, Outcome)),
             "continuations": of_documents,
-            "answers": answers.results(r for r in self.records if isinstance(r, Answer)),
+            "answers": answer_rows(r for r in self.records if isinstance(r, Answer)),
             "hit_rate": [rate.report() for rate in self._hit_rates or ()],
             "complete": self._hit_rates is not None and not left_out,
             "left_out": {"samples": len(left_out), "seconds": round(self._limit.seconds_left_out)},
         }
         read_back: dict[str, Any] = json.loads(json.dumps(report))  # lists instead of tuples
         if self.out:
-            (self.out / REPORT).write_text(_in_lines(read_back))
+            write_whole(self.out / REPORT, _in_lines(read_back))
         return read_back
 
 
@@ -105,8 +159,8 @@ def _of_documents(
         llms = loaded.load(grid.systems)
         pairs = zip(grid.systems, llms, strict=True)
         executors = {system: llm.executor for system, llm in pairs}
-        yield from continuations.measure(requests.prompts, executors, done)
-        yield from answers.measure(requests.instructions, executors, requests.tokenizer, done)
+        yield from measure_continuations(requests.prompts, executors, done)
+        yield from measure_answers(requests.instructions, executors, requests.tokenizer, done)
 
 
 def _pending(grid: Grid, cell: Cell, done: Collection[Hashable]) -> list[tuple[System, str]]:
@@ -158,7 +212,7 @@ def _rows(value: Any) -> str:
 
 
 def _options(grid: Grid) -> dict[str, Any]:
-    """What was evaluated."""
+    """Describe the evaluation: build, options and systems."""
     return {
         "build": str(grid.build.directory),
         "model": grid.build.manifest.model.architecture,

@@ -84,7 +84,7 @@ class Sample(Text):
         for part in ("context", "question", "reference"):
             ids, text_of_part = getattr(sample, f"{part}_ids"), getattr(sample, part)
             if not _reads_back(tokenizer, ids, text_of_part, special=text.in_chat):
-                raise _misspelled(tokenizer, task)
+                raise _spelling_error(tokenizer, task)
         return sample
 
     @property
@@ -174,7 +174,7 @@ class Task(ABC):
 
     @abstractmethod
     def noise(self, seed: int) -> Iterator[str]:
-        """Endless lines, each with its newline, that stand between the needles."""
+        """Endless lines, each with its newline, for the places between the needles."""
 
     @abstractmethod
     def excerpt(self) -> str:
@@ -188,7 +188,7 @@ TASKS: dict[str, Task] = {}
 def require_spells(tokenizer: Tokenizer, task: Task) -> None:
     """Raise a UserError for a tokenizer that can't spell a task: its counts would mean nothing."""
     if not _spells(tokenizer, task.excerpt()):
-        raise _misspelled(tokenizer, task.name)
+        raise _spelling_error(tokenizer, task.name)
 
 
 def opening_ids(tokenizer: Tokenizer, text: str) -> Ids:
@@ -202,7 +202,7 @@ def opening_ids(tokenizer: Tokenizer, text: str) -> Ids:
 
 
 def continuing_ids(tokenizer: Tokenizer, before: str, text: str) -> Ids:
-    """The ids of `text` as it stands after the last line of `before`.
+    """The ids of `text` after the last line of `before`.
 
     A tokenizer like SentencePiece's begins a text of its own with a space: encoding both and
     cutting avoids it. Where one token spans the cut, the ids are those of the text on its own.
@@ -256,7 +256,7 @@ def _plain_ids(tokenizer: Tokenizer, text: str) -> Ids:
     return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def _misspelled(tokenizer: Tokenizer, task: str) -> UserError:
+def _spelling_error(tokenizer: Tokenizer, task: str) -> UserError:
     names = [name for name, one in TASKS.items() if _spells(tokenizer, one.excerpt())]
     return UserError(
         f"the tokenizer can't spell the task '{task}': its text changes by encoding and decoding",

@@ -1,17 +1,31 @@
-"""Runs prompts through the full cache and through every other one, and compares what they write.
+"""Runs documents' prompts through the full cache and every other one, and compares what follows.
 
-Each prompt is prefilled once for all systems. Knows neither documents nor what is compared.
+Every cache is forced along the continuations of documents, and compared token by token. Answers to
+instructions are each system's own, up to where they part; two that part may still say the same.
+Each prompt is prefilled once for all systems; longer beginnings of one passage go on from the
+shorter ones' prefill.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from snapexport.measure.eval.records import Answer, Continuation
+from snapexport.measure.eval.requests import Instruction, Prompt
 from snapexport.measure.eval.systems import System
 from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.requests.sampling import log_softmax
+
+Rows = NDArray[np.float32]
+Tokens = list[int]
 
 
 class HasPrompt(Protocol):
-    """What is prefilled. length: as asked for, by which systems are left out."""
+    """A prompt to prefill. length: as asked for; caches with a slot for each token are left out."""
 
     @property
     def length(self) -> int: ...
@@ -21,7 +35,7 @@ class HasPrompt(Protocol):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What distinguishes it from the other prompts of a measurement."""
+        """Values that distinguish it from the other prompts of a measurement."""
 
 
 P = TypeVar("P", bound=HasPrompt)
@@ -35,7 +49,7 @@ def is_measured(system: System, prompt: HasPrompt) -> bool:
     return not system.geometry.compresses or system.slots < prompt.length
 
 
-def compared(
+def compare(
     prompts: Sequence[P],
     executors: Executors,
     done: Collection[Hashable],
@@ -49,7 +63,7 @@ def compared(
     done: (system, slots, *key of the prompt). decode: from the likeliest first tokens of prompts in
     batch slots to what each prompt's system wrote. record: of a system's own and the full cache's.
     """
-    # A system that is alone is its own reference.
+    # A single system is its own reference.
     full = min(executors, key=lambda system: system.geometry.compresses)
     batch = executors[full].limits.batch
     for start in range(0, len(prompts), batch):
@@ -89,3 +103,70 @@ def _prefill(
                 logits = executor.prefill_prompt(slot, prompt.prompt_ids).logits
                 first[system][slot] = int(logits.argmax())
     return first
+
+
+def measure_continuations(
+    prompts: Sequence[Prompt], executors: Executors, done: Collection[Hashable]
+) -> Iterator[Continuation]:
+    """Records of every prompt and system, but those in `done`."""
+    return compare(prompts, executors, done, _log_probabilities, _continuation)
+
+
+def _log_probabilities(executor: BatchExecutor, group: Sequence[Prompt], _: object) -> list[Rows]:
+    """float32 [tokens, V] of each prompt, while the continuations are forced."""
+    forced = np.array([prompt.continuation_ids for prompt in group], np.int64)
+    lengths = np.array([prompt.length for prompt in group], np.int64)
+    found = [
+        log_softmax(executor.decode(forced[:, step], lengths + step, lengths).logits)
+        for step in range(forced.shape[1] - 1)
+    ]
+    return list(np.stack(found, axis=1, dtype=np.float32, casting="same_kind"))
+
+
+def _continuation(system: System, prompt: Prompt, own: Rows, reference: Rows) -> Continuation:
+    wanted = np.array(prompt.continuation_ids[1:])[:, None]
+    divergence = (np.exp(reference) * (reference - own)).sum(-1)
+    return Continuation(
+        system.name,
+        system.slots,
+        *prompt.key,
+        len(wanted),
+        nll=-float(np.take_along_axis(own, wanted, -1).mean()),
+        full_nll=-float(np.take_along_axis(reference, wanted, -1).mean()),
+        kl=float(divergence.mean()),
+        agreement=float((own.argmax(-1) == reference.argmax(-1)).mean()),
+    )
+
+
+def measure_answers(
+    prompts: Sequence[Instruction],
+    executors: Executors,
+    tokenizer: Tokenizer,
+    done: Collection[Hashable],
+) -> Iterator[Answer]:
+    """Records of every prompt and system, but those in `done`."""
+
+    def record(system: System, prompt: Instruction, ids: Tokens, full_ids: Tokens) -> Answer:
+        equal = takewhile(lambda pair: pair[0] == pair[1], zip(ids, full_ids, strict=False))
+        counts = len(ids), len(full_ids), len(list(equal))
+        return Answer(system.name, system.slots, *prompt.key, *counts, tokenizer.decode(ids))
+
+    return compare(prompts, executors, done, _write_answers, record)
+
+
+def _write_answers(
+    executor: BatchExecutor, group: Sequence[Instruction], first: Sequence[int]
+) -> list[Tokens]:
+    """Greedy tokens of each batch slot, beginning with `first`. All go on until the last ends."""
+    ends = executor.limits.eos_token_id
+    lengths = np.array([len(prompt.prompt_ids) for prompt in group], np.int64)
+    last = np.array(first, np.int64)
+    written = [[token] for token in first]
+    for step in range(max(prompt.max_tokens for prompt in group) - 1):
+        if all(row[-1] in ends for row in written):
+            break
+        last = executor.decode(last, lengths + step, lengths).logits.argmax(-1)
+        for row, token in zip(written, last.tolist(), strict=True):
+            if row[-1] not in ends:
+                row.append(token)
+    return [list(takewhile(lambda token: token not in ends, row)) for row in written]

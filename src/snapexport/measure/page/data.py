@@ -99,12 +99,12 @@ def page_data(
         "text": prompt.text,
         "tokens": length,
         "bare": prompt.bare(),
-        "spans": packed(prompt.spans()),
+        "spans": pack(prompt.spans()),
         "heads": max(map(len, kept), default=0),
         "layers": [
             layer_regions(place, length) | {"heads": len(of_layer)} for place, of_layer in layers
         ],
-        "bits": packed(kept_bits(kept, length)),
+        "bits": pack(kept_bits(kept, length)),
     }
 
 
@@ -131,7 +131,7 @@ def kept_bits(kept: Sequence[Positions], length: int) -> NDArray[np.uint8]:
     return bits
 
 
-def packed(array: NDArray[Any]) -> str:
+def pack(array: NDArray[Any]) -> str:
     """The array's little-endian bytes, deflated, as base64."""
     raw = array.astype(array.dtype.newbyteorder("<")).tobytes()
     return base64.b64encode(zlib.compress(raw, 9)).decode()

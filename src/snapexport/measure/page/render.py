@@ -44,7 +44,7 @@ def _json(value: Any) -> str:
 
 
 def _verdict(geometry: CacheGeometry, length: int, compressed: bool) -> str:
-    """How much of the prompt is kept, in a sentence."""
+    """Say in a sentence how much of the prompt is kept."""
     if not compressed:
         return "The cache is the full one: every position is kept, by every head of every layer."
     regions = [layer_regions(place, length) for place in geometry.widest.values()]

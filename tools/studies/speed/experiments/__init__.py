@@ -1,6 +1,6 @@
 """Lists the experiments by name: each is a record of its options and functions.
 
-`snapexport bench BUILD` measures a given build instead: `speed.py`, and `load.py` with --server.
+`snapexport bench BUILD` measures a given build instead: `src/snapexport/measure/bench/speed.py`.
 """
 
 from tools.studies.speed.experiments import (

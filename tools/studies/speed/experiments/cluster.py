@@ -15,11 +15,11 @@ import numpy as np
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.bench.clients import Workload
 from snapexport.measure.bench.tables import Column, Table, ms, number
-from snapexport.measure.bench.turns import Row, rounded
+from snapexport.measure.bench.turns import Row, six_digits
 from tools.studies.speed.deployment_load import idle_cores, measured, warm_up
 from tools.studies.speed.deployments import Deployment, dynamo_versions, running
+from tools.studies.speed.openai_clients import Workload
 from tools.studies.speed.record import Results
 from tools.studies.speed.setup import BUNDLED, Experiment, Setup
 
@@ -174,7 +174,7 @@ def _summed_up(rounds: Sequence[Row], alone: dict[int, Row]) -> Row:
         **{name: _bytes(rounds, name) for name in ("row_bytes", "full_cache_bytes")},
         "of_full_cache": _middle(rounds, "of_full_cache"),
         "fetch_seconds": _middle(rounds, "fetch_seconds"),
-        "x_one_process": rounded(median(rates)) if rates else None,
+        "x_one_process": six_digits(median(rates)) if rates else None,
     }
 
 
@@ -186,12 +186,12 @@ def _bytes(rounds: Sequence[Row], name: str) -> int | None:
 
 def _middle(rounds: Sequence[Row], name: str) -> float | None:
     values = [one[name] for one in rounds if one.get(name) is not None]
-    return rounded(median(values)) if values else None
+    return six_digits(median(values)) if values else None
 
 
 def _at(rounds: Sequence[Row], name: str, at: str) -> float | None:
     values = [one[f"{name}_seconds"][at] for one in rounds if one[f"{name}_seconds"]]
-    return rounded(median(values)) if values else None
+    return six_digits(median(values)) if values else None
 
 
 def tables(report: Row) -> Iterator[Table]:

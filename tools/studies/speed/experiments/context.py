@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from snapexport.measure.bench.tables import Table, of_roofline
-from snapexport.measure.bench.turns import Case, Row, rounded, spread
+from snapexport.measure.bench.turns import Case, Row, six_digits, spread
 from tools.studies.speed.filled import Step, measure_steps
 from tools.studies.speed.record import Results, spread_ms
 from tools.studies.speed.setup import Experiment, Setup
@@ -72,7 +72,7 @@ def summary(sections: Row) -> list[Row]:
         if rows:
             medians = [row["by_its_round"]["median"] for row in rows]
             ends = {"from": rows[0]["context"], "to": rows[-1]["context"]}
-            difference = rounded(max(medians) - min(medians))
+            difference = six_digits(max(medians) - min(medians))
             found.append({"kv_budget": budget, **ends, "spread": difference})
     return found
 

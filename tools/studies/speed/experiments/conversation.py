@@ -11,7 +11,7 @@ import numpy as np
 
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.measure.bench.tables import Column, Table, mib
-from snapexport.measure.bench.turns import Row, rounded
+from snapexport.measure.bench.turns import Row, six_digits
 from snapexport.methods.extend.spec import ExtendOptions
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
@@ -50,12 +50,12 @@ def run(setup: Setup, options: Options, results: Results) -> None:
         results.progress("turns", turn - 1, options.turns)
         conversation += rng.integers(3, vocabulary, options.tokens).tolist()
         seconds, answer = _answered(llm, conversation, options.answer)
-        row: Row = {"turn": turn, "tokens": len(conversation), "seconds": rounded(seconds)}
+        row: Row = {"turn": turn, "tokens": len(conversation), "seconds": six_digits(seconds)}
         row["anonymous"], _ = share()
         conversation += answer
         if turn in options.fresh:
             other: list[int] = rng.integers(3, vocabulary, int(row["tokens"])).tolist()
-            row["fresh_seconds"] = rounded(_fresh(llm, other))
+            row["fresh_seconds"] = six_digits(_fresh(llm, other))
         results.add("turns", row)
 
 
@@ -86,7 +86,9 @@ def summary(sections: Row) -> list[Row]:
     early, late = (
         float(np.median([row["seconds"] for row in part])) for part in (turns[:few], turns[-few:])
     )
-    return [{"early": rounded(early), "late": rounded(late), "ratio": rounded(late / early)}]
+    return [
+        {"early": six_digits(early), "late": six_digits(late), "ratio": six_digits(late / early)}
+    ]
 
 
 def tables(report: Row) -> Iterator[Table]:

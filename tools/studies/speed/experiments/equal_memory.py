@@ -10,7 +10,7 @@ from snapexport.contract.memory import cache_bytes
 from snapexport.errors import UserError
 from snapexport.files.dtypes import CacheDType
 from snapexport.measure.bench.tables import Column, Table, of_roofline
-from snapexport.measure.bench.turns import Row, rounded
+from snapexport.measure.bench.turns import Row, six_digits
 from tools.studies.speed.filled import Step, measure_steps
 from tools.studies.speed.record import Results, spread_ms
 from tools.studies.speed.setup import Experiment, Setup
@@ -127,10 +127,10 @@ def summary(sections: Row) -> list[Row]:
     }
     found = []
     for (context, cache), rate in rates.items():
-        row = {"context": context, "cache": cache, "tokens_per_second": rounded(rate)}
+        row = {"context": context, "cache": cache, "tokens_per_second": six_digits(rate)}
         for name, other in (("times_full", FULL), ("times_whole", WHOLE)):
             base = rates.get((context, other.name))
-            row[name] = rounded(rate / base) if base else None
+            row[name] = six_digits(rate / base) if base else None
         found.append(row)
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from snapexport.measure.bench.tables import Column, Table
-from snapexport.measure.bench.turns import Case, Row, alone, clocked
+from snapexport.measure.bench.turns import Case, Row, singles, timer
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tools.studies.speed.record import Results
@@ -51,7 +51,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
         running = Running(TimedExecutor(executor), options.prompt)
         for name in SAMPLINGS:
             labels = {"sampling": name, "batch": options.batch}
-            parts = {"step": clocked(running.step), "python": running.python}
+            parts = {"step": timer(running.step), "python": running.python}
             cases = [
                 Case("host", labels | {"part": part}, timed, options.steps)
                 for part, timed in parts.items()
@@ -59,7 +59,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
             ]
             if cases:
                 running.start(name)
-                results.measure(name, alone(cases), options.rounds, probes)
+                results.measure(name, singles(cases), options.rounds, probes)
 
 
 class TimedExecutor:
@@ -105,7 +105,7 @@ class Running:
 
     def python(self) -> float:
         """Seconds of a step less the executor's."""
-        return clocked(self.step)() - float(self.executor.seconds)
+        return timer(self.step)() - float(self.executor.seconds)
 
 
 def summary(sections: Row) -> list[Row]:

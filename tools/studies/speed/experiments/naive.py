@@ -21,7 +21,7 @@ from snapexport.contract.slots import LayerGeometry
 from snapexport.contract.targets import Target
 from snapexport.measure.bench import memory
 from snapexport.measure.bench.tables import Column, Table, mib
-from snapexport.measure.bench.turns import Row, alone, clocked, rounded
+from snapexport.measure.bench.turns import Row, singles, six_digits, timer
 from tools.studies.speed.filled import NOTE, FilledSystem
 from tools.studies.speed.naive import NaiveDecode, naive_step, repeat, ring_step
 from tools.studies.speed.record import Results, spread_ms
@@ -55,9 +55,9 @@ def run(setup: Setup, options: Options, results: Results) -> None:
                 ring = FilledSystem(build, executor).case(
                     prompt, options.steps, **labels, update="ring"
                 )
-                step = clocked(partial(NaiveDecode(build, graph, setup.threads).step, prompt))
+                step = timer(partial(NaiveDecode(build, graph, setup.threads).step, prompt))
                 anew = replace(ring, labels={**ring.labels, "update": "naive"}, timed=step)
-                cases, probes = alone([ring, anew]), setup.device.probes()
+                cases, probes = singles([ring, anew]), setup.device.probes()
                 results.measure("decode", cases, options.rounds, probes)
         if not results.has("memory", labels):
             loaders: dict[str, Callable[[], Callable[[], None]]] = {
@@ -124,7 +124,7 @@ def summary(sections: Row) -> list[Row]:
             "slots": slots,
             "target": target,
             "update": update,
-            "times_ring": rounded(seconds / medians[slots, target, "ring"]),
+            "times_ring": six_digits(seconds / medians[slots, target, "ring"]),
         }
         for (slots, target, update), seconds in medians.items()
     ]

@@ -15,7 +15,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.pieces import CHUNK, Piece
 from snapexport.measure.bench.costs import Costs
 from snapexport.measure.bench.tables import Column, Table
-from snapexport.measure.bench.turns import Case, Row, alone, clocked, rounded
+from snapexport.measure.bench.turns import Case, Row, singles, six_digits, timer
 from snapexport.runtime.engine.executor import Executor
 from tools.studies.speed.filled import fill_prompt
 from tools.studies.speed.record import Results
@@ -81,10 +81,10 @@ def run(setup: Setup, options: Options, results: Results) -> None:
         with setup.device.opened(build) as executor:
             prefill = Prefill(build, executor)
             if prefills:
-                cases = alone(list(prefill.cases(options)))
+                cases = singles(list(prefill.cases(options)))
                 results.measure("prefill", cases, options.rounds, probes)
             prefill.chunk(0)  # real queries, and a cache that any prompt's end can be told of
-            cases = alone([prefill.compress_case(length) for length in todo])
+            cases = singles([prefill.compress_case(length) for length in todo])
             results.measure("compress", cases, options.compress_rounds, probes)
 
 
@@ -102,13 +102,13 @@ class Prefill:
         for length in options.prefilled:
             run, work = partial(self.prompt, length), self.costs.prefill(length)
             warm = length == options.prefilled[0]
-            yield Case("prefill", {"prompt": length}, clocked(run), warm=warm, work=work)
+            yield Case("prefill", {"prompt": length}, timer(run), warm=warm, work=work)
         for past in options.pasts:
             labels = {"past": past, "chunk": self.build.manifest.prefill_chunk}
-            yield Case("prefill", labels, clocked(partial(self.chunk, past)), warm=False)
+            yield Case("prefill", labels, timer(partial(self.chunk, past)), warm=False)
 
     def compress_case(self, length: int) -> Case:
-        step = clocked(partial(self.executor.compress, 0, length))
+        step = timer(partial(self.executor.compress, 0, length))
         work = self.costs.compress(length)
         return Case("compress", _labels(self.build, length), step, work=work)
 
@@ -154,14 +154,14 @@ def summary(sections: Row) -> list[Row]:
         if prefill is None:  # the run was cut before that prompt
             continue
         whole = prefill + seconds
-        off_by = None if integrated is None else rounded((integrated + seconds) / whole - 1)
+        off_by = None if integrated is None else six_digits((integrated + seconds) / whole - 1)
         found.append(
             {name: row[name] for name in ("prompt", "L_max", "slots")}
             | {
                 "compress_seconds": seconds,
-                "prefill_seconds": rounded(whole),
+                "prefill_seconds": six_digits(whole),
                 "prefilled": prompt in prefilled,
-                "share": rounded(seconds / whole),
+                "share": six_digits(seconds / whole),
                 "integrated_off_by": off_by,
             }
         )

@@ -17,7 +17,7 @@ import numpy as np
 from snapexport.builder.options import usual_chunk
 from snapexport.errors import UserError
 from snapexport.measure.bench.tables import Table
-from snapexport.measure.bench.turns import Case, Row, Timed, alone, rounded
+from snapexport.measure.bench.turns import Case, Row, Timed, singles, six_digits
 from tools.studies.speed.peers import PLUGINS
 from tools.studies.speed.peers.process import PeerError, Scene, Variant, Worker
 from tools.studies.speed.record import Results, spread_ms
@@ -85,7 +85,7 @@ def _measure(
             for one, worker in workers
             if one.prompts and (timed := tried(results, one, partial(first_token, worker, prompt)))
         ]
-        results.measure("ttft", alone(cases), options.prompt_rounds, probes)
+        results.measure("ttft", singles(cases), options.prompt_rounds, probes)
     for context in options.contexts:
         cases = [
             Case("decode", one.labels | {"context": context}, step, options.steps)
@@ -93,7 +93,7 @@ def _measure(
             if context in one.contexts
             and (step := tried(results, one, partial(_step, worker, context)))
         ]
-        results.measure("decode", alone(cases), options.rounds, probes)
+        results.measure("decode", singles(cases), options.rounds, probes)
 
 
 def variants(setup: Setup, options: Options) -> Iterator[Variant]:
@@ -234,7 +234,7 @@ def summary(sections: Row) -> list[Row]:
         {
             "system": row["system"],
             "context": row["context"],
-            "times_ours": rounded(row["seconds"]["median"] / ours[row["bits"], row["context"]]),
+            "times_ours": six_digits(row["seconds"]["median"] / ours[row["bits"], row["context"]]),
         }
         for row in decode
         if (row["bits"], row["context"]) in ours

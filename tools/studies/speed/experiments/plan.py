@@ -12,9 +12,9 @@ from typing import Any
 
 from snapexport.builder.staging import scratch
 from snapexport.errors import UserError
-from snapexport.measure.bench.memory import apart
+from snapexport.measure.bench.memory import run_apart
 from snapexport.measure.bench.tables import Column, Table
-from snapexport.measure.bench.turns import Row, rounded
+from snapexport.measure.bench.turns import Row, six_digits
 from tools.studies.speed.memory import peak
 from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
@@ -78,10 +78,10 @@ def _compared(model: Path, directory: Path, name: str, options: Options) -> Row:
     manifest = run_build(asked).manifest
     taken = footprint(read_model(str(model)), asked, manifest.geometry, manifest.prefill_chunk)
     predicted = taken.prefill_peak
-    measured = apart(
+    measured = run_apart(
         f"measuring '{name}'", partial(peak, asked.out, options.L_max - TOKENS, TOKENS)
     )
-    return {"predicted": predicted, "measured": measured, "ratio": rounded(predicted / measured)}
+    return {"predicted": predicted, "measured": measured, "ratio": six_digits(predicted / measured)}
 
 
 def tables(report: Row) -> Iterator[Table]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from snapexport.measure.bench.memory import apart
+from snapexport.measure.bench.memory import run_apart
 from snapexport.measure.bench.tables import Column, Table, mib
 from snapexport.measure.bench.turns import Row
 from tools.studies.speed.memory import prepacked
@@ -32,7 +32,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     for done, prepack in enumerate((False, True)):
         results.progress("prepack" if prepack else "no prepack", done, 2)
         action = partial(prepacked, build.directory, setup.threads, prepack, options.rounds)
-        results.add("memory", apart("measuring memory", action))
+        results.add("memory", run_apart("measuring memory", action))
 
 
 def tables(report: Row) -> Iterator[Table]:

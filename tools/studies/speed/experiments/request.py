@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from snapexport.measure.bench.tables import Table
-from snapexport.measure.bench.turns import Row, rounded
+from snapexport.measure.bench.turns import Row, six_digits
 from tools.studies.speed.experiments import peers
 from tools.studies.speed.peers.process import Variant, Worker
 from tools.studies.speed.record import Results
@@ -111,7 +111,9 @@ def _times(took: dict[str, float], tokens: int) -> Row:
     first, last = took["first"], took["last"]
     step = (last - first) / (tokens - 1)
     times = {"ttft": first, "step": step, "request": last}
-    return {name: rounded(one) for name, one in times.items()} | {"peak_bytes": took["peak_bytes"]}
+    return {name: six_digits(one) for name, one in times.items()} | {
+        "peak_bytes": took["peak_bytes"]
+    }
 
 
 _KINDS = "ttft", "step", "request", "peak_bytes"

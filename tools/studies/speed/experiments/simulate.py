@@ -12,10 +12,10 @@ import numpy as np
 
 from snapexport.errors import UserError
 from snapexport.measure.bench.tables import Column, Table, number
-from snapexport.measure.bench.turns import Row, rounded, tail
+from snapexport.measure.bench.turns import Row, six_digits
 from tools.studies.speed.experiments.equal_memory import PAPER
 from tools.studies.speed.large_models import H200, MODELS, Published, Worker, workers
-from tools.studies.speed.record import Results
+from tools.studies.speed.record import Results, tail
 from tools.studies.speed.setup import Experiment, Setup
 from tools.studies.speed.simulation import Cluster, simulate
 
@@ -103,10 +103,10 @@ def of_table_5() -> Iterator[Row]:
             "prompt": prompt,
             "slots_full": few,
             "slots": many,
-            "published_x_full": rounded(fast / slow),
-            "tokens_per_second_full": rounded(rates[0]),
-            "tokens_per_second": rounded(rates[1]),
-            "x_full": rounded(rates[1] / rates[0]),
+            "published_x_full": six_digits(fast / slow),
+            "tokens_per_second_full": six_digits(rates[0]),
+            "tokens_per_second": six_digits(rates[1]),
+            "x_full": six_digits(rates[1] / rates[0]),
         }
 
 
@@ -126,14 +126,14 @@ def transferred(worker: Worker, link: float, options: Options) -> Row:
     rest = cluster.prefill_seconds + options.row_seconds + cluster.copy_seconds
     return {
         "row_bytes": worker.row_bytes,
-        "prefill_seconds": rounded(cluster.prefill_seconds),
-        "transfer_seconds": rounded(transfer),
-        "copy_seconds": rounded(cluster.copy_seconds),
-        "ttft_seconds": rounded(rest + transfer),
-        "share": rounded(transfer / (rest + transfer)),
+        "prefill_seconds": six_digits(cluster.prefill_seconds),
+        "transfer_seconds": six_digits(transfer),
+        "copy_seconds": six_digits(cluster.copy_seconds),
+        "ttft_seconds": six_digits(rest + transfer),
+        "share": six_digits(transfer / (rest + transfer)),
         # Sent chunk by chunk while prefill goes on, which a compressed row can't be.
-        "behind_prefill_seconds": rounded(max(0.0, transfer - cluster.prefill_seconds)),
-        "saturated_per_second": rounded(1 / transfer),
+        "behind_prefill_seconds": six_digits(max(0.0, transfer - cluster.prefill_seconds)),
+        "saturated_per_second": six_digits(1 / transfer),
     }
 
 
@@ -201,12 +201,12 @@ def simulated(
             "deployment": f"{deployment[0]} + {deployment[1]}",
             "row": name,
             "slots": cluster.slots,
-            **{f"{part}_per_second": rounded(one) for part, one in allowed.items()},
+            **{f"{part}_per_second": six_digits(one) for part, one in allowed.items()},
             "bound": min(allowed, key=lambda part: allowed[part]),
-            "requests_per_second": rounded(rate),
-            "tokens_per_second": rounded(rate * options.tokens),
-            "link_occupancy": rounded(full_load.link_occupancy),
-            "offered_per_second": rounded(options.load * least),
+            "requests_per_second": six_digits(rate),
+            "tokens_per_second": six_digits(rate * options.tokens),
+            "link_occupancy": six_digits(full_load.link_occupancy),
+            "offered_per_second": six_digits(options.load * least),
             "ttft_seconds": tail([one.ttft for one in at_random.requests]),
         }
 
@@ -222,7 +222,7 @@ def summary(sections: Row) -> list[Row]:
         for name, row in rows.items() if full else ():
             ratio = row["tokens_per_second"] / full["tokens_per_second"]
             labels = {"model": model, "link": link, "deployment": deployment, "row": name}
-            found.append(labels | {"x_full": rounded(ratio)})
+            found.append(labels | {"x_full": six_digits(ratio)})
     return found
 
 

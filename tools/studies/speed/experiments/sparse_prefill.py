@@ -14,7 +14,13 @@ import numpy as np
 
 from snapexport.contract.build_directory import Build
 from snapexport.measure.bench.tables import Table
-from snapexport.measure.bench.turns import Case, Row, alone, clocked, rounded
+from snapexport.measure.bench.turns import (
+    Case,
+    Row,
+    singles,
+    six_digits,
+    timer,
+)
 from snapexport.methods.sparse_prefill.spec import SparsePrefillOptions
 from tools.studies.speed.experiments.overhead import Prefill, integral
 from tools.studies.speed.record import Results
@@ -61,7 +67,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
                 Prefill(build, stack.enter_context(setup.device.opened(build))), budget, options
             )
         ]
-        results.measure("prefill", alone(cases), options.rounds, setup.device.probes())
+        results.measure("prefill", singles(cases), options.rounds, setup.device.probes())
 
 
 def _cases(prefill: Prefill, budget: int, options: Options) -> Iterator[Case]:
@@ -71,7 +77,7 @@ def _cases(prefill: Prefill, budget: int, options: Options) -> Iterator[Case]:
         if past >= budget:
             labels = {"budget": budget, "past": past, "chunk": size}
             run = partial(prefill.chunk, past)
-            yield Case("prefill", labels, clocked(run), warm=past == options.pasts[0])
+            yield Case("prefill", labels, timer(run), warm=past == options.pasts[0])
 
 
 def summary(sections: Row) -> list[Row]:
@@ -93,8 +99,8 @@ def summary(sections: Row) -> list[Row]:
                 seconds += count * one + whole(prompt) - whole(prompt - size)
             found.append(
                 {"prompt": prompt, "budget": budget}
-                | {"full_seconds": rounded(whole(prompt)), "seconds": rounded(seconds)}
-                | {"share": rounded(seconds / whole(prompt))}
+                | {"full_seconds": six_digits(whole(prompt)), "seconds": six_digits(seconds)}
+                | {"share": six_digits(seconds / whole(prompt))}
             )
     return found
 

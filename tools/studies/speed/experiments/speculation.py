@@ -12,7 +12,7 @@ from snapexport.builder import BuildOptions
 from snapexport.builder import run as run_build
 from snapexport.contract.build_directory import Build
 from snapexport.measure.bench.tables import Column, Table
-from snapexport.measure.bench.turns import Case, Row, Timed, alone, rounded
+from snapexport.measure.bench.turns import Case, Row, Timed, singles, six_digits
 from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import Completion, Request, SamplingParams
@@ -88,7 +88,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
             labels = {"task": task, "tokens_per_step": count}
             timed = _timed(llm, request, found, count)
             cases.append(Case("decode", labels, timed, warm=False))
-        results.measure("decode", alone(cases), options.rounds, setup.device.probes())
+        results.measure("decode", singles(cases), options.rounds, setup.device.probes())
         for count, answer in found.items():
             results.add("answers", _answer(task, count, answer, found[1]))
 
@@ -145,7 +145,7 @@ def _answer(task: str, count: int, answer: Completion, single: Completion) -> Ro
         "prompt_tokens": len(answer.prompt_token_ids),
         "drafted": answer.drafted,
         "accepted": answer.accepted,
-        "tokens_a_step": rounded(later / (later - answer.accepted)),
+        "tokens_a_step": six_digits(later / (later - answer.accepted)),
         "same": answer.token_ids == single.token_ids,
     }
 
@@ -157,7 +157,7 @@ def summary(sections: Row) -> list[Row]:
         for row in sections.get("decode", [])
     }
     return [
-        {"task": task, "tokens_per_step": q, "speedup": rounded(seconds[task, 1] / one)}
+        {"task": task, "tokens_per_step": q, "speedup": six_digits(seconds[task, 1] / one)}
         for (task, q), one in seconds.items()
         if q > 1
     ]

@@ -12,9 +12,9 @@ from statistics import median
 import numpy as np
 
 from snapexport.contract import names
-from snapexport.measure.bench.sessions import open_session
+from snapexport.measure.bench.probes import open_session
 from snapexport.measure.bench.tables import Table
-from snapexport.measure.bench.turns import Case, Row, Timed, alone, clocked
+from snapexport.measure.bench.turns import Case, Row, Timed, singles, timer
 from tools.studies.speed.experiments.host import SAMPLINGS, Running, TimedExecutor
 from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
@@ -39,7 +39,7 @@ class Options:
 def run(setup: Setup, options: Options, results: Results) -> None:
     """The operators alone, then both builds for each kind of sampling."""
     added = Case("operators", {}, _operators(setup, options), options.steps)
-    results.measure("operators", alone([added]), 1)
+    results.measure("operators", singles([added]), 1)
     with ExitStack() as stack:
         both = []
         for count in (0, options.top_tokens):
@@ -73,7 +73,7 @@ def _operators(setup: Setup, options: Options) -> Timed:
         "given": np.random.default_rng(0).standard_normal(shape, np.float32),
         names.TEMPERATURE: np.ones(options.batch, np.float32),
     }
-    return clocked(lambda: session.run(None, feed))
+    return timer(lambda: session.run(None, feed))
 
 
 def _compared(both: Sequence[Running], sampling: str, steps: int) -> Row:
@@ -86,7 +86,7 @@ def _compared(both: Sequence[Running], sampling: str, steps: int) -> Row:
     taken: list[list[tuple[float, float]]] = [[], []]
     for turn in range(WARM_UP + steps):
         for which in (0, 1) if turn % 2 else (1, 0):
-            whole = clocked(both[which].step)()
+            whole = timer(both[which].step)()
             taken[which].append((both[which].executor.seconds, whole))
     without, with_them = (np.array(rows[WARM_UP:]).T for rows in taken)
     row: Row = {}

@@ -89,7 +89,7 @@ function showStripNote(token, event) {
 
 const hideNote = () => (get("note").hidden = true);
 
-/** The note of the current token goes with it; any other would stand beside a token not its own. */
+/** The note of the current token goes with it; any other would be beside a token not its own. */
 function followNote() {
   const node = nodeOf(current);
   if (noted !== current || !node || get("note").hidden) hideNote();

@@ -7,7 +7,7 @@ function describe() {
     ? `${number(one.sinks)} sinks, ${number(data.tokens - one.ring)} in the ring, ` +
       (one.K ? `${number(one.kept)} of ${number(one.ring - one.sinks)} others kept by ${heads}` : "no vote in this layer")
     : !voters
-      ? "sinks and ring alone: no vote"
+      ? "only sinks and ring: no vote"
       : `${number(counts.reduce((n, kept) => n + (kept > 0), 0))} positions kept by a vote of any head`;
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from snapexport.errors import UserError
-from snapexport.measure.eval.outcomes import JOURNAL, Journal, Outcome, results
+from snapexport.measure.eval.records import JOURNAL, Journal, Outcome, outcome_rows
 
 ONE = Outcome("snapstream", 64, "aware", "vault", 256, 0, 0.0, 1.0, True, True, " a b", " a b")
 
@@ -19,7 +19,7 @@ def scored(*scores: float, depth: float = 0.0) -> list[Outcome]:
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, Any]:
-    (row,) = results(outcomes)
+    (row,) = outcome_rows(outcomes)
     return row
 
 
@@ -44,7 +44,7 @@ def test_results_have_a_row_for_each_cache_mode_task_and_length() -> None:
         for changes in ({}, {"slots": 32}, {"mode": "late"}, {"task": "kv"}, {"length": 512})
         for one in (*scored(1.0, 0.5), *scored(0.0, 0.0, depth=0.75))
     ]
-    rows = results(outcomes)
+    rows = outcome_rows(outcomes)
     assert len(rows) == 5
     for row in rows:
         assert (row["samples"], row["score"]) == (4, 0.375)
@@ -57,7 +57,7 @@ def test_results_have_a_row_for_each_cache_mode_task_and_length() -> None:
 def test_a_task_counts_where_the_full_cache_can_do_it(score: float, counts: bool) -> None:
     own = [replace(ONE, mode=mode, score=1.0) for mode in ("aware", "agnostic")]
     full = [replace(own[0], system="full", score=score), replace(own[1], system="full")]
-    found = {(row["system"], row["mode"]): row["counts"] for row in results([*own, *full])}
+    found = {(row["system"], row["mode"]): row["counts"] for row in outcome_rows([*own, *full])}
     assert found["snapstream", "aware"] is found["full", "aware"] is counts
     assert found["snapstream", "agnostic"] is found["full", "agnostic"] is True
 
@@ -116,7 +116,7 @@ def test_the_journal_of_another_evaluation_is_refused_and_kept(
 def test_a_journal_refuses_a_directory_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "note").write_text("mine")
     for place in (tmp_path, tmp_path / "note"):
-        with pytest.raises(UserError, match="exists, and is no evaluation"):
+        with pytest.raises(UserError, match="exists, and isn't an evaluation"):
             Journal(place, "me")
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
     (tmp_path / "empty").mkdir()

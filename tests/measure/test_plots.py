@@ -1,4 +1,4 @@
-"""The pictures: there for every shape of report, and readable."""
+"""The pictures of bench and eval: there for every shape of report, and readable."""
 
 from collections.abc import Sequence
 from itertools import pairwise, product
@@ -11,7 +11,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from snapexport.measure.eval import plots
+from snapexport.measure import plots
 from snapexport.measure.plots import STYLE
 
 PNG, SVG = b"\x89PNG\r\n\x1a\n", "{http://www.w3.org/2000/svg}svg"
@@ -77,20 +77,84 @@ def low_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STYLE, "figure.dpi", 40)
 
 
+def require_pictures(report: dict[str, Any], pictures: Sequence[str], folder: Path) -> None:
+    """Draw a report, and check that just these pictures are there, with something on them."""
+    written = plots.draw(report, folder)
+    assert written == [f"{picture}.{kind}" for picture in pictures for kind in ("png", "svg")]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(written)
+    for picture in pictures:
+        assert (folder / f"{picture}.png").read_bytes().startswith(PNG)
+        pixels = matplotlib.image.imread(folder / f"{picture}.png")
+        assert pixels.min() < 0.5 < pixels.max()
+        assert ElementTree.parse(folder / f"{picture}.svg").getroot().tag == SVG
+
+
 @pytest.mark.parametrize("name", REPORTS)
-def test_every_report_has_its_plots(tmp_path: Path, name: str) -> None:
+def test_every_evaluation_has_its_plots(tmp_path: Path, name: str) -> None:
     report = REPORTS[name]
-    written = plots.draw(report, tmp_path)
     pictures = ["accuracy_by_budget", *(f"depth_by_length_{m}" for m in report["options"]["modes"])]
     if any(value is not None for rate in report["hit_rate"] for value in rate["by_layer"]):
         pictures.append("hit_rate")
-    assert written == [f"{picture}.{kind}" for picture in pictures for kind in ("png", "svg")]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(written)
-    for picture in pictures:
-        assert (tmp_path / f"{picture}.png").read_bytes().startswith(PNG)
-        pixels = matplotlib.image.imread(tmp_path / f"{picture}.png")
-        assert pixels.min() < 0.5 < pixels.max()
-        assert ElementTree.parse(tmp_path / f"{picture}.svg").getroot().tag == SVG
+    require_pictures(report, pictures, tmp_path)
+
+
+def row(system: str, context: int, seconds: float, **more: Any) -> dict[str, Any]:
+    quartiles = {"q1": 0.9 * seconds, "median": seconds, "q3": 1.2 * seconds}
+    least = {"seconds": seconds / 2}
+    return {"system": system, "context": context, "seconds": quartiles, "roofline": least} | more
+
+
+def speed(contexts: tuple[int, ...] = (100, 200), rooflines: bool = True) -> dict[str, Any]:
+    names = ("snapstream", "full")
+    rows = [row(name, n, 0.01 * n) for n in contexts for name in names]
+    steps = [row(name, n, 0.001, batch=b) for n in contexts for name in names for b in (4, 1)]
+    sections = {"prefill": rows, "decode": steps}
+    if not rooflines:
+        sections = {
+            key: [one | {"roofline": None} for one in ones] for key, ones in sections.items()
+        }
+    return {"experiment": "speed", "sections": sections}
+
+
+BENCHES = {
+    "speed": (speed(), ["decode_by_context", "prefill_by_context"]),
+    "one context, no rooflines": (
+        speed((64,), rooflines=False),
+        ["decode_by_context", "prefill_by_context"],
+    ),
+    "only prefill": (
+        {"experiment": "speed", "sections": speed()["sections"] | {"decode": []}},
+        ["prefill_by_context"],
+    ),
+    "no rows": ({"experiment": "speed", "sections": {}}, []),
+    "unknown": ({"experiment": "other", "sections": speed()["sections"]}, []),
+}
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_bench_report_with_data_has_its_plots(tmp_path: Path, name: str) -> None:
+    report, pictures = BENCHES[name]
+    require_pictures(report, pictures, tmp_path)
+
+
+def test_pictures_of_a_former_report_are_removed(tmp_path: Path) -> None:
+    report, _ = BENCHES["only prefill"]
+    for former in ("decode_by_context.png", "decode_by_context.svg", "mine.png"):
+        (tmp_path / former).write_text("of a former report")
+    plots.draw(report, tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"mine.png", "prefill_by_context.png", "prefill_by_context.svg"}
+
+
+def test_plot_line_has_its_roofline_beside_it() -> None:
+    one, four = plots.decode_by_context(speed()).axes
+    assert (one.get_title(), four.get_title()) == ("1 active batch slot", "4 active batch slots")
+    lines: dict[Any, Any] = {line.get_label(): line for line in one.get_lines()}
+    assert set(lines) == {"snapstream", "snapstream, roofline", "full", "full, roofline"}
+    assert list(lines["full"].get_xdata()) == [100, 200]
+    assert list(lines["full"].get_ydata()) == [1.0, 1.0]
+    assert list(lines["full, roofline"].get_ydata()) == [0.5, 0.5]
+    assert lines["full"].get_color() == lines["full, roofline"].get_color()
 
 
 def test_plots_are_deterministic(tmp_path: Path) -> None:
@@ -119,10 +183,10 @@ def test_plot_titles_of_long_names_do_not_overlap(budgets: tuple[int, ...]) -> N
 
 
 def test_a_plot_label_breaks_only_between_fields() -> None:
-    assert plots.broken("snapstream") == "snapstream"
-    assert plots.broken("snapstream:L_obs=16") == "snapstream:L_obs=16"
-    assert plots.broken(LONG) == "snapstream:\nvote=sum-squares,\npool=max"
-    assert plots.broken(LONGER).replace("\n", "") == LONGER
+    assert plots.break_name("snapstream") == "snapstream"
+    assert plots.break_name("snapstream:L_obs=16") == "snapstream:L_obs=16"
+    assert plots.break_name(LONG) == "snapstream:\nvote=sum-squares,\npool=max"
+    assert plots.break_name(LONGER).replace("\n", "") == LONGER
 
 
 def test_plot_lines_are_distinct_and_a_policy_keeps_its_colour() -> None:
@@ -135,7 +199,7 @@ def test_plot_lines_are_distinct_and_a_policy_keeps_its_colour() -> None:
     named = {one.get_label(): one for one in above.get_legend().legend_handles}
     drawn = [line for line in above.get_lines() if len(line.get_xdata())]
     for rate, line in zip(report["hit_rate"], drawn, strict=True):
-        name = plots.broken(rate["system"])
+        name = plots.break_name(rate["system"])
         assert line.get_color() == named[name].get_color() == colours[name]
         assert line.get_marker() == named[f"{rate['slots']} slots"].get_marker()
 
