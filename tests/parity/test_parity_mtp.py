@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from snapexport.exporter.architectures import ExpertForm
-from snapexport.exporter.derived.experts import unstacked_experts
-from snapexport.exporter.integers import parts
-from snapexport.exporter.integers.read import dequantized
+from snapexport.exporter.model import ExpertForm
+from snapexport.exporter.weights.derived import unstacked_experts
+from snapexport.exporter.weights.forms import parts
+from snapexport.exporter.weights.forms.stored import dequantized
 from tests.oracle import cases, drafts
 from tests.oracle.cases import CACHED, LOGITS, Case
 from tests.oracle.compare import assert_logits

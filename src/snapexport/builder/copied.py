@@ -5,15 +5,14 @@ import json
 import os
 from pathlib import Path
 
-from snapexport.exporter.special_tokens import with_special_tokens
-from snapexport.exporter.text_files import (
+from snapexport.exporter.read.folders import (
     CHAT_TEMPLATE,
     COPIED,
     PROCESSORS_TEMPLATE,
     READ,
     TOKENIZER_CONFIG,
 )
-from snapexport.exporter.tokenizer_conversion import converted
+from snapexport.exporter.read.tokenizer import converted, with_special_tokens
 from snapexport.files.tokenizer_file import TOKENIZER, parse_tokenizer
 from snapexport.files.untrusted import decoded, parse_object, read_bytes
 from snapexport.runtime.chat import template_files

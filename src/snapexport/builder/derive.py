@@ -12,7 +12,7 @@ from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import WEIGHTS
 from snapexport.contract.steps import Steps
 from snapexport.errors import UserError
-from snapexport.exporter.weights import place_again
+from snapexport.exporter.weights.place import place_again
 from snapexport.graphs.markers import TRACE_DOMAIN
 from snapexport.graphs.recipe import Recipe
 

@@ -10,19 +10,13 @@ from snapexport.builder.template_tail import template_tail
 from snapexport.builder.weights_flag import with_weights
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
-from snapexport.exporter import (
-    architectures,
-    conversion,
-    decoders,
-    derived,
-    hub,
-    mtp_layer,
-    shapes,
-    weights,
-)
-from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.opening import open_checkpoint, with_tokenizer
-from snapexport.exporter.ranks import require_ranks
+from snapexport.exporter.model import Decoder, model_facts, probe
+from snapexport.exporter.model.ranks import require_ranks
+from snapexport.exporter.read import local_path, open_checkpoint, with_tokenizer
+from snapexport.exporter.read.checkpoint import Checkpoint
+from snapexport.exporter.trace import mtp_layer
+from snapexport.exporter.weights import conversion, derived, shapes
+from snapexport.exporter.weights.place import require_linkable
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,7 @@ class ResolvedBuild:
     stored: Checkpoint
     checkpoint: Checkpoint
     texts: dict[str, bytes]
-    decoder: architectures.Decoder
+    decoder: Decoder
     model: ModelFacts
     geometry: CacheGeometry
     prefill_chunk: int
@@ -48,14 +42,14 @@ class ResolvedBuild:
 
 def resolve(options: BuildOptions) -> ResolvedBuild:
     """Read headers and configs. Raises UserError for a model or options that cannot be built."""
-    checkpoint = open_checkpoint(hub.resolve(options.model))
+    checkpoint = open_checkpoint(local_path(options.model))
     if options.link_weights:
-        weights.require_linkable(checkpoint)
+        require_linkable(checkpoint)
     options = with_weights(options, checkpoint)
-    decoder = decoders.load_decoder(
+    decoder = probe.load_decoder(
         checkpoint, longrope_for=options.L_max if options.longrope else None
     )
-    model = architectures.model_facts(decoder, checkpoint)
+    model = model_facts(decoder, checkpoint)
     folder, is_gguf = with_tokenizer(checkpoint), checkpoint.gguf is not None
     texts = read_texts(folder, model.vocab_size, is_whole=is_gguf)
     geometry = options.geometry(model, template_tail(texts, checkpoint.source))

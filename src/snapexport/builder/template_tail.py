@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError
-from snapexport.exporter.folders import GGUF
+from snapexport.exporter.read.folders import GGUF
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.runtime.chat import template_files
 

@@ -6,10 +6,10 @@ from math import prod
 from snapexport.builder.options import BuildOptions
 from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError
-from snapexport.exporter import fp8
-from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.integers import IntegerWeight
-from snapexport.exporter.quantized import read_quantization
+from snapexport.exporter.read.checkpoint import Checkpoint
+from snapexport.exporter.weights.forms import fp8
+from snapexport.exporter.weights.forms.integers import IntegerWeight
+from snapexport.exporter.weights.readers import read_quantization
 
 
 def with_weights(options: BuildOptions, checkpoint: Checkpoint) -> BuildOptions:

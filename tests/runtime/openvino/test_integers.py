@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
-from snapexport.exporter.integers.read import dequantized
+from snapexport.exporter.weights.forms.stored import dequantized
 from snapexport.runtime.requests.llm import LLM
 from tests.exporter import gguf_files
-from tests.exporter.test_weights import weights_of
+from tests.exporter.weights.test_weights import weights_of
 
 openvino = pytest.importorskip("openvino")
 

@@ -10,7 +10,7 @@ from snapexport.contract.targets import capabilities
 from snapexport.files.dtypes import BY_FLAG
 
 if TYPE_CHECKING:
-    from snapexport.exporter.integers import Form
+    from snapexport.exporter.weights.forms.integers import Form
 
 _SCALE = 4
 """Bytes of an fp8 weight's scale (exporter.fp8)."""

@@ -15,7 +15,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kinds import PREFILL_SPARSE
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.contract.pieces import chunks, repeated_starts
-from snapexport.exporter.tensor_file import NUMPY_DTYPE
+from snapexport.exporter.weights.tensor_file import NUMPY_DTYPE
 from snapexport.measure.accuracy.graph_loader import GraphLoader, Infer, on_onnxruntime
 from snapexport.measure.accuracy.sequence import Array, Feed, SequenceRunner
 from snapexport.runtime.engine.followers.slot_positions import SlotPositions
