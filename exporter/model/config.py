@@ -212,7 +212,7 @@ def position_limit(config: "PretrainedConfig") -> int:
         raise UserError(
             "config.json does not say how long a sequence may be (max_position_embeddings)", CORRECT
         )
-    longest = max((_stretched(limit, rope) for rope in _ropes(config)), default=limit)
+    longest = max((_stretch(limit, rope) for rope in _ropes(config)), default=limit)
     if longest > POSITIONS:
         raise UserError(
             f"config.json: its RoPE's factor makes {longest} positions, at most {POSITIONS} are "
@@ -222,7 +222,7 @@ def position_limit(config: "PretrainedConfig") -> int:
     return longest
 
 
-def _stretched(limit: int, rope: dict[str, Any]) -> int:
+def _stretch(limit: int, rope: dict[str, Any]) -> int:
     """The longest sequence with YaRN: factor * the length that the model was trained on."""
     if rope.get("rope_type") != "yarn":
         return limit

@@ -31,11 +31,11 @@ class ExpertSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertForm:
-    """How stacks of experts lie, and what the experts compute (EXPERTS of graphs/markers.py).
+    """The layout of stacks of experts, and what the experts compute (EXPERTS of graphs/markers.py).
 
     transposed: [E,K,N] instead of [E,N,K]. in_turn: row 2i is a gate and 2i + 1 its up; else all
-    gates lie before all ups. scaled_inputs: an expert reads states times its weight, and gives what
-    it makes of them as it is (Llama 4). gated: false for an up alone.
+    gates come before all ups. scaled_inputs: an expert reads states times its weight, and gives
+    what it makes of them as it is (Llama 4). gated: false for an up without a gate.
     """
 
     transposed: bool = False
@@ -62,7 +62,7 @@ class RMSNorm:
 
 
 Frequencies = Literal["halves", "steps", "pairs"]
-"""Where the cosine of a head's i-th pair lies in a row of cosines: at i, and once more in the
+"""The place of the cosine of a head's i-th pair in a row of cosines: at i, and once more in the
 second half; at 2i and 2i + 1; or at i, with one for each pair."""
 
 
@@ -81,7 +81,7 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer. Layers of one `kind` differ in their weights and their index alone.
+    """One layer. Layers of one `kind` differ only in their weights and their index.
 
     window: positions that attention sees, the row's own included; 0: all. chunk: attention sees the
     positions from the last multiple of it; 0: all. cache_of: the layer whose keys and values it
@@ -168,7 +168,7 @@ class Decoder:
 
     @property
     def experts(self) -> ExpertSizes | None:
-        """Of the layers with experts; all have the same sizes."""
+        """The sizes of the experts; all layers that have some have the same."""
         return next((layer.experts for layer in self.layers if layer.experts), None)
 
     def left_with(self, depth: Sequence[int]) -> "Decoder":

@@ -75,12 +75,12 @@ def block_of_scaled_inputs(block: Any, hidden_states: Tensor) -> tuple[Tensor, T
 
 
 def _rename_weights(module: Any, transposed: bool) -> None:
-    """Give a module the weights of the marker, which lie as [E,rows,columns]."""
+    """Give a module the weights of the marker, in the layout [E,rows,columns]."""
     for stored, name in WEIGHTS.items():
         if (weight := getattr(module, stored, None)) is not None:
             delattr(module, stored)
-            lies = weight.mT if transposed and weight.ndim == 3 else weight
-            empty = nn.Parameter(lies.new_empty(lies.shape), requires_grad=False)
+            own = weight.mT if transposed and weight.ndim == 3 else weight
+            empty = nn.Parameter(own.new_empty(own.shape), requires_grad=False)
             module.register_parameter(name, empty)
 
 
@@ -148,7 +148,7 @@ def latent_marker(
     return marked
 
 
-def _rotated(form: Rope, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(form: Rope, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """States [B,H,C,D] at angles of [B,C,...]."""
     cos, sin = angles_of(form, cos), angles_of(form, sin)
     rotated = 2 * cos.shape[-1]
@@ -164,20 +164,20 @@ def _rotated(form: Rope, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _of_both(
     form: Rope, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, Tensor]:
-    return _rotated(form, query, cos, sin), _rotated(form, key, cos, sin)
+    return _rotate(form, query, cos, sin), _rotate(form, key, cos, sin)
 
 
 def _of_one(form: Rope, states: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
-    """Of queries or keys [B,H,C,D], or of [B,C,H,D] with unsqueeze_dim=2."""
+    """Rotate queries or keys [B,H,C,D], or [B,C,H,D] with unsqueeze_dim=2."""
     if unsqueeze_dim == 1:
-        return _rotated(form, states, cos, sin)
-    return _rotated(form, states.transpose(1, 2), cos, sin).transpose(1, 2)
+        return _rotate(form, states, cos, sin)
+    return _rotate(form, states.transpose(1, 2), cos, sin).transpose(1, 2)
 
 
 def _of_complex(form: Rope, query: Tensor, key: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
-    """By cosines and sines [2,B,C,D/2] in the place of complex numbers."""
+    """Rotate by cosines and sines [2,B,C,D/2] in the place of complex numbers."""
     cos, sin = turns.unbind()
-    turned = (_rotated(form, as_taken(form, one), cos, sin) for one in (query, key))
+    turned = (_rotate(form, as_taken(form, one), cos, sin) for one in (query, key))
     query, key = (as_taken(form, one) for one in turned)
     return query, key
 
@@ -191,7 +191,7 @@ _FUNCTIONS: Mapping[str, tuple[str, Callable[..., Any]]] = {
 
 
 @contextmanager
-def rope_marked(modeling: Any, inside: Any, decoder: Decoder) -> Iterator[None]:
+def mark_rope(modeling: Any, inside: Any, decoder: Decoder) -> Iterator[None]:
     """In this block a model's RoPE is the operator; without a form it stays as it is.
 
     inside: transformers' decoder.
@@ -256,14 +256,14 @@ def scale_by_positions(inside: Any) -> None:
     for attention in tuned:
         setattr(attention, _TUNED, False)
         project = attention.q_proj.forward
-        attention.q_proj.forward = functools.partial(_scaled, attention, project, positions)
+        attention.q_proj.forward = functools.partial(_scale, attention, project, positions)
 
 
 def _remember(positions: list[Tensor], _: Any, __: tuple[Any, ...], given: dict[str, Any]) -> None:
     positions[:] = [given["position_ids"]]
 
 
-def _scaled(attention: Any, project: Any, positions: list[Tensor], states: Tensor) -> Tensor:
+def _scale(attention: Any, project: Any, positions: list[Tensor], states: Tensor) -> Tensor:
     """Queries [B,C,H*D]: the scale of a token is the same for all its heads."""
     steps = torch.floor((positions[0].float() + 1.0) / attention.floor_scale)
     scale = torch.log1p(steps) * attention.attn_scale + 1.0

@@ -48,7 +48,7 @@ def make_model(
 
     # Some look at the numbers that they initialize, which fake tensors don't have.
     with no_init_weights():
-        model = _constructed(copy.deepcopy(config), copy.deepcopy(whole), dtype)
+        model = _construct(copy.deepcopy(config), copy.deepcopy(whole), dtype)
     model.tie_weights()
     for module in model.modules():
         if hasattr(module, _WARNS_OF_PADS):  # it reads token ids, which a trace doesn't have
@@ -56,7 +56,7 @@ def make_model(
     return model
 
 
-def _constructed(
+def _construct(
     config: "PretrainedConfig", whole: "PretrainedConfig | None", dtype: torch.dtype | None
 ) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -72,7 +72,7 @@ def _constructed(
 
 
 def with_text_alone(text: "PretrainedConfig", make: Callable[[], Any]) -> Any:
-    """What `make` makes of a vision-language model's config, whose language model is of `text`.
+    """Make a vision-language model by `make`, whose language model is of the config `text`.
 
     Encoders of images are left out where they need a library that isn't there.
     """
@@ -106,7 +106,7 @@ def leave_text(model: Any) -> None:
 
 
 def causal_language_model(model: Any) -> Any:
-    """What makes logits of tokens: the model, or a vision-language model's part with a head."""
+    """The part that makes logits: the model, or a vision-language model's part with a head."""
     return model if hasattr(model, "model") else getattr(model, "language_model", model)
 
 
@@ -149,7 +149,7 @@ def hidden_states_of(decoder: Any, input_ids: Any, position_ids: Any) -> Any:
     given = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
     if "logits_to_keep" in inspect.signature(decoder.forward).parameters:
         given["logits_to_keep"] = None  # Gemma 4 would leave out tokens
-    with constants_computed():
+    with compute_constants():
         return decoder(**given).last_hidden_state
 
 
@@ -208,7 +208,7 @@ def keep_layers(model: Any, decoder: str, layers: str, depth: Sequence[int]) -> 
 
 
 @contextmanager
-def constants_computed() -> Iterator[None]:
+def compute_constants() -> Iterator[None]:
     """In this block erfinv of a constant is a number, since ONNX has no such operator.
 
     Distributions don't look at their parameters, which have no values.
@@ -224,7 +224,7 @@ def constants_computed() -> Iterator[None]:
 
 
 def _erfinv(value: Tensor) -> Tensor:
-    """Of one number."""
+    """erfinv of one number."""
     if value.is_meta:
         return torch.empty_like(value)
     quantile = NormalDist().inv_cdf((float(value) + 1) / 2)
@@ -235,7 +235,7 @@ _BARRED = "snapexport_barred"
 
 
 class _States(BaseModelOutputWithPast):
-    """What a decoder returns. Some heads look for more, and find nothing."""
+    """The output of a decoder. Some heads look for more, and find nothing."""
 
     def __getattr__(self, _: str) -> None:
         return None

@@ -140,11 +140,11 @@ def cut_model(model: Any, ranks: int, *, every_head_attends: bool = False) -> No
             module.num_heads //= ranks
     for layer in model.model.layers:
         layer.self_attn.o_proj.forward = functools.partial(
-            _reduced_product, layer.self_attn.o_proj, ranks
+            _reduce_product, layer.self_attn.o_proj, ranks
         )
-        layer.mlp.forward = functools.partial(_reduced, layer.mlp.forward, ranks)
+        layer.mlp.forward = functools.partial(_reduce, layer.mlp.forward, ranks)
     for module in (model.model.embed_tokens, model.lm_head):
-        module.forward = functools.partial(_gathered, module.forward, ranks)
+        module.forward = functools.partial(_gather, module.forward, ranks)
 
 
 def rename_whole(traced: ir.Model) -> None:
@@ -160,22 +160,22 @@ def _cut(module: nn.Module, name: str, weight: Tensor, axis: int | None, ranks: 
         setattr(module, name, nn.Parameter(weight.new_empty(shape), requires_grad=False))
 
 
-def _reduced_product(module: Any, ranks: int, states: Tensor) -> Tensor:
+def _reduce_product(module: Any, ranks: int, states: Tensor) -> Tensor:
     """A product whose bias is added once, to the sum of all ranks."""
-    total = _marked(ALL_REDUCE, nn.functional.linear(states, module.weight), ranks)
+    total = _mark(ALL_REDUCE, nn.functional.linear(states, module.weight), ranks)
     return total if module.bias is None else total + module.bias
 
 
-def _reduced(forward: Forward, ranks: int, states: Tensor) -> Tensor:
-    return _marked(ALL_REDUCE, forward(states), ranks)
+def _reduce(forward: Forward, ranks: int, states: Tensor) -> Tensor:
+    return _mark(ALL_REDUCE, forward(states), ranks)
 
 
-def _gathered(forward: Forward, ranks: int, inputs: Tensor) -> Tensor:
+def _gather(forward: Forward, ranks: int, inputs: Tensor) -> Tensor:
     part = forward(inputs)
-    return _marked(ALL_GATHER, part, ranks, ranks * part.shape[-1])
+    return _mark(ALL_GATHER, part, ranks, ranks * part.shape[-1])
 
 
-def _marked(marker: str, states: Tensor, ranks: int, width: int | None = None) -> Tensor:
+def _mark(marker: str, states: Tensor, ranks: int, width: int | None = None) -> Tensor:
     return onnx_ops.symbolic(
         f"{TRACE_DOMAIN}::{marker}",
         (states,),

@@ -26,7 +26,7 @@ from snapexport.exporter.model.markers import (
     latent_marker,
     mark_experts,
     mark_latent_attention,
-    rope_marked,
+    mark_rope,
     scale_by_positions,
 )
 from snapexport.exporter.model.models import (
@@ -137,7 +137,7 @@ def skeleton(
     scale_by_positions(inside)
     modeling = modeling_of(model, names.decoder)
     states = states_replaced(modeling, StateMarkers.of(model.get_submodule(names.layers)))
-    with rope_marked(modeling, inside, decoder), states:
+    with mark_rope(modeling, inside, decoder), states:
         yield model, fake
 
 
@@ -191,7 +191,7 @@ def _keep_in_fp32(model: Any) -> None:
 
 
 _UNSET = -12345
-"""What integers hold until they are computed."""
+"""The value of integers until they are computed."""
 
 
 def compute_buffers(model: Any) -> None:

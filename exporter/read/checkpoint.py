@@ -42,7 +42,7 @@ class Checkpoint:
     """A local checkpoint. The spans' files are resolved: no symlinks are left.
 
     gguf: the file that `directory` was made of, which lasts as long as `folder` is referred to.
-    told: what of it a build leaves out.
+    left_out: what of it a build leaves out.
     """
 
     directory: Path
@@ -51,7 +51,7 @@ class Checkpoint:
     tensors: "Mapping[str, Tensor]"
     gguf: "GgufHeader | None" = None
     folder: "TemporaryDirectory[str] | None" = None
-    told: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def of_directory(cls, path: Path) -> "Checkpoint":
@@ -62,8 +62,8 @@ class Checkpoint:
         opened = cls.of_configs(path, {})
         folders.require_readable_layout(path, opened.config)
         require_known(opened.config)
-        told = folders.left_out(path)
-        return _dequantized(replace(opened, tensors=_tensors(path), told=told))
+        notes = folders.left_out(path)
+        return _dequantize(replace(opened, tensors=_tensors(path), left_out=notes))
 
     @classmethod
     def of_configs(cls, directory: Path, tensors: "Mapping[str, Tensor]") -> "Checkpoint":
@@ -78,12 +78,12 @@ class Checkpoint:
 
     @property
     def source(self) -> Path:
-        """What the user named."""
+        """The path that the user named."""
         return self.gguf.file if self.gguf else self.directory
 
 
 def _with_quantization(config: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """A config with the quantization that stands elsewhere.
+    """A config with the quantization that is written elsewhere.
 
     ModelOpt writes it beside the config, older versions of compressed-tensors under another name,
     and some tools into the config of the text part.
@@ -104,7 +104,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _tensors(directory: Path) -> dict[str, TensorSpan]:
-    """As transformers does: of the single file if there is one, else of the index's shards."""
+    """Find tensors as transformers does: in the single file if there is one, else in the shards."""
     index = directory / SHARD_INDEX
     weight_map = _weight_map(index) if index.exists() else {}
     if (directory / SINGLE_FILE).exists() or not weight_map:
@@ -119,7 +119,7 @@ def _tensors(directory: Path) -> dict[str, TensorSpan]:
     return {tensor: shards[shard][tensor] for tensor, shard in weight_map.items()}
 
 
-def _dequantized(stored: Checkpoint) -> Checkpoint:
+def _dequantize(stored: Checkpoint) -> Checkpoint:
     """With the weights that its tensors are parts of."""
     from snapexport.exporter.weights.readers import read_quantization
 
@@ -128,7 +128,9 @@ def _dequantized(stored: Checkpoint) -> Checkpoint:
     if found is None:
         return stored
     spans = {name: one for name, one in stored.tensors.items() if isinstance(one, TensorSpan)}
-    return replace(stored, tensors=found.tensors(spans), told=(*stored.told, *found.told))
+    return replace(
+        stored, tensors=found.tensors(spans), left_out=(*stored.left_out, *found.left_out)
+    )
 
 
 def _with_older_quantization(stored: Checkpoint) -> Checkpoint:

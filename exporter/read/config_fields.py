@@ -1,6 +1,6 @@
 """Ranges of the numbers in a config.json, so that nothing is sized by one that makes no sense.
 
-The bounds lie far above any model. Names no architecture.
+The bounds are far above any model. Names no architecture.
 """
 
 import math
@@ -82,7 +82,7 @@ FIELDS: Mapping[str, Range] = {
     "attn_logit_softcapping": Real(0, 1e9),
     "final_logit_softcapping": Real(0, 1e9),
 }
-"""By their names in config.json. Null is for transformers to judge."""
+"""Ranges by names in config.json. Null is for transformers to judge."""
 PER_LAYER = ("intermediate_size",)
 """Fields that may be a list, with a number for each layer (Gemma 3n)."""
 _FACTOR = Real(0, 1e6)

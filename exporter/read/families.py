@@ -99,7 +99,7 @@ _HINT = (
 def require_known(config: Mapping[str, Any]) -> None:
     """Raise UserError for a config.json whose model_type has no decoder.
 
-    What is no name at all is for `require_readable` to judge.
+    `require_readable` judges what isn't a name at all.
     """
     from transformers.models.auto import modeling_auto as known
 

@@ -1,4 +1,4 @@
-"""The small files of a checkpoint, and what a folder or file is that is no checkpoint.
+"""The small files of a checkpoint, and what a folder or file is that isn't a checkpoint.
 
 A row in a table for each kind, with what to do. One table of the small files serves both ways to a
 checkpoint: folders are read by it, and the Hub is asked for it. Reads names, and a few short files.
@@ -146,7 +146,7 @@ def require_files(path: Path) -> None:
 def without_config(folder: Path) -> UserError:
     """The error of a folder without config.json."""
     names = _names(folder)
-    what, hint = _told(folder, names)
+    what, hint = _describe(folder, names)
     if not what and any(_SHARD.fullmatch(name) or name == "model.safetensors" for name in names):
         hint = f"download {CONFIG} of the same repository into it"
     said = f", and {what}" if what else ""
@@ -158,7 +158,7 @@ def without_weights(folder: Path, name: str) -> UserError:
     names = _names(folder)
     if _INDEX in names:
         return UserError(f"{folder} has no {name}", f"download {name} of the same repository")
-    what, hint = _of_shards(names) or _of_other_weights(names) or _told(folder, names)
+    what, hint = _of_shards(names) or _of_other_weights(names) or _describe(folder, names)
     said = f", and {what}" if what else ""
     return UserError(f"{folder} has no {name}{said}", hint)
 
@@ -176,8 +176,8 @@ def require_of_hub(model: str, folder: Path, names: Iterable[str]) -> None:
             f"download one and name it: `hf download {model} {found[0]} --local-dir .`"
             + (f"; it has {len(found)}" if len(found) > 1 else ""),
         )
-    if told := _of_adapter(folder, top) or _of_kinds(top, [n.split("/")[-1] for n in names]):
-        raise UserError(f"'{model}' has no model.safetensors on the Hub: {told[0]}", told[1])
+    if kind := _of_adapter(folder, top) or _of_kinds(top, [n.split("/")[-1] for n in names]):
+        raise UserError(f"'{model}' has no model.safetensors on the Hub: {kind[0]}", kind[1])
 
 
 def require_gguf(path: Path) -> None:
@@ -193,7 +193,7 @@ def require_gguf(path: Path) -> None:
 
 
 def left_out(folder: Path) -> tuple[str, ...]:
-    """What a build tells of an adapter beside the weights, which transformers with peft applies."""
+    """Say that a build leaves out an adapter, which transformers with peft applies."""
     if not (folder / _ADAPTER).is_file():
         return ()
     return (f"left out: the LoRA adapter of {_ADAPTER}, which is to be merged first",)
@@ -209,14 +209,14 @@ def require_readable_layout(folder: Path, config: dict[str, object]) -> None:
         )
 
 
-def _told(folder: Path, names: list[str]) -> tuple[str, str]:
-    """What a folder is, and a hint. Nothing, and a general hint, if it is of no known kind."""
-    for tell in (_of_adapter, _of_gguf, _of_hub_cache):
-        if told := tell(folder, names):
-            return told
+def _describe(folder: Path, names: list[str]) -> tuple[str, str]:
+    """Say what a folder is, with a hint. Nothing, and a general hint, if it is of no known kind."""
+    for of_kind in (_of_adapter, _of_gguf, _of_hub_cache):
+        if found := of_kind(folder, names):
+            return found
     below = [name for sub in names for name in _below(folder / sub)]
-    if told := _of_kinds(names) or _of_checkpoints_inside(folder, names) or _of_kinds(below):
-        return told
+    if found := _of_kinds(names) or _of_checkpoints_inside(folder, names) or _of_kinds(below):
+        return found
     if not names:
         return "it is empty", "download the checkpoint into it"
     return "", "point --model at a directory made by `save_pretrained`"

@@ -40,7 +40,7 @@ _LEAST = 64
 """Tokens. transformers makes an empty tokenizer where it doesn't find its class's files."""
 
 
-def converted(folder: Path, texts: Mapping[str, bytes]) -> bytes | None:
+def convert_tokenizer(folder: Path, texts: Mapping[str, bytes]) -> bytes | None:
     """The tokenizer.json; None if the folder has no tokenizer in any format.
 
     texts: the folder's small files, by name. Raises UserError with the command that converts.
@@ -112,7 +112,7 @@ def with_special_tokens(texts: Texts, vocab_size: int | None) -> dict[str, bytes
 
 
 def read_tokenizer(texts: Texts) -> Any:
-    """transformers' tokenizer of these files alone; None if it makes none of them."""
+    """transformers' tokenizer of only these files; None if it makes none of them."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     with TemporaryDirectory(prefix="snapexport-tokenizer-") as name:

@@ -56,7 +56,7 @@ DynamicShapes = dict[str, Any]
 
 
 class Step(nn.Module):
-    """What a graph calculates, of weights below `model`. hidden_states: make them an output."""
+    """The calculation of a graph, of weights below `model`. hidden_states: make them an output."""
 
     def __init__(self, model: Any, decoder: Decoder, hidden_states: bool) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class _Prefill(Step):
 
     def forward(self, input_ids: Tensor, past_length: Tensor, chunk_length: Tensor) -> Outputs:
         position_ids = past_length[:, None] + torch.arange(input_ids.shape[1])[None]
-        if not self.decoder.rope:  # a table may end amid the padding of a last block
+        if not self.decoder.rope:  # a table may end within the padding of a last block
             position_ids = position_ids.clamp(max=position_limit(self.decoder.config) - 1)
         hidden = self.run(input_ids, position_ids)
         # The model's own logits_to_keep would transpose the whole chunk, twice.
@@ -174,7 +174,7 @@ def export(
     outputs: Sequence[str],
     dynamic: DynamicShapes | None,
 ) -> ir.Model:
-    """Export a module whose weights lie below its `model`, under the checkpoint's names.
+    """Export a module whose weights are below its `model`, under the checkpoint's names.
 
     Raises UserError for a model that PyTorch can't export.
     """

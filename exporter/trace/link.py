@@ -42,7 +42,7 @@ _RULES = (
     rules.collapse_slice2_rule,
 )
 _ROUNDS = 2
-"""What the first round leaves gives the second one something to fold."""
+"""The first round leaves something to fold for the second one."""
 
 
 def simplify(model: ir.Model) -> None:
@@ -106,7 +106,7 @@ def link(model: ir.Model, sources: dict[str, str], placed: dict[str, TensorSpan]
 
 
 def _reference(name: str, span: TensorSpan, value: ir.Value) -> ir.ExternalTensor:
-    """The bytes of a file as the initializer's elements; of 4 bits, two lie in a byte of it."""
+    """The bytes of a file as the initializer's elements; two of 4 bits are in a byte."""
     dtype, shape = ir.DataType[BY_SAFETENSORS[span.dtype].onnx], ir.Shape(span.shape)
     if value.dtype is not None and value.shape is not None and value.dtype.bitwidth < 8:
         dtype, shape = value.dtype, value.shape

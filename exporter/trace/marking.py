@@ -15,14 +15,15 @@ from typing import Any
 import onnx_ir as ir
 
 from snapexport.exporter.trace.link import Traced
-from snapexport.exporter.weights.arranged import swapped
+from snapexport.exporter.weights.arranged import swap_axes
 from snapexport.exporter.weights.forms.choice import Choice, KeptFp8
-from snapexport.exporter.weights.forms.fp8 import ROW_SCALES, Fp8Weight
+from snapexport.exporter.weights.forms.fp8 import Fp8Weight
 from snapexport.exporter.weights.forms.parts import (
     FACTOR,
     FP4,
     MINIMA,
     ORDER,
+    ROW_SCALES,
     SCALES,
     SIGNED,
     TRANSPOSED,
@@ -46,7 +47,7 @@ _OF_PRODUCTS, _OF_LOOKUPS, _OF_EXPERTS = (
     (SCALES, ZEROS, MINIMA),
     (SCALES, ZEROS),
 )
-"""The parts that a marker takes behind the integers, in their order."""
+"""The parts that a marker takes after the integers, in their order."""
 
 
 @dataclass
@@ -64,13 +65,13 @@ class Marking:
     weights: dict[str, Weight] = field(default_factory=dict)
     _chosen: dict[str, Weight | Fp8Weight | None] = field(default_factory=dict)
 
-    def marked(self, trace: Traced) -> Traced:
+    def mark(self, trace: Traced) -> Traced:
         """The trace with markers. Its sources have the parts, and lack what nothing reads now."""
         one = _MarkedTrace(self, trace.model, dict(trace.sources))
         if isinstance(self.choice, KeptFp8):
             for name in trace.sources:
                 one.dequantize(name)
-            return one.finished()
+            return one.finish()
         routers = _routers(trace.model)
         for experts in _experts(trace.model) if self.experts else ():
             one.mark_experts(experts)
@@ -78,7 +79,7 @@ class Marking:
             weight = trace.model.graph.initializers[name]
             if weight not in routers and _is_large_matrix(weight):
                 one.mark_readers(weight)
-        return one.finished()
+        return one.finish()
 
     @property
     def stored(self) -> dict[str, Tensor]:
@@ -94,7 +95,7 @@ class Marking:
         name = source + TRANSPOSED * turned
         if name not in self._chosen:
             tensor = self.tensors[source]
-            self._chosen[name] = self.choice.of(name, swapped(tensor) if turned else tensor)
+            self._chosen[name] = self.choice.of(name, swap_axes(tensor) if turned else tensor)
         return self._chosen[name]
 
 
@@ -150,7 +151,7 @@ class _MarkedTrace:
         }
         self._replace(old, [*routing, *parts, *old.inputs[5:]], BLOCK_EXPERTS, attributes)
 
-    def finished(self) -> Traced:
+    def finish(self) -> Traced:
         """The marked trace, without initializers that nothing reads."""
         read = {name: one for name, one in self.sources.items() if _is_read(self.model, name)}
         return Traced(self.model, read)
@@ -254,7 +255,7 @@ def _attributes(weight: Weight) -> dict[str, int]:
 
 
 def _of_one_block(weights: list[Weight]) -> bool:
-    """As QMoE needs it. Signed ones are dequantized each for itself."""
+    """Whether QMoE takes both. Signed ones are dequantized each for itself."""
     forms = [weight.form for weight in weights]
     return forms[0].signed or len({form.block for form in forms}) == 1
 
@@ -287,7 +288,7 @@ def _routers(model: ir.Model) -> set[ir.Value]:
             seen.add(value)
             if node.op_type in ("MatMul", "Gemm"):
                 found |= {weight for weight in node.inputs if weight and _is_weight(weight)}
-                found |= {_transposed(value) for value in node.inputs if value}
+                found |= {_before_transpose(value) for value in node.inputs if value}
             else:
                 waiting += node.inputs
     return found
@@ -297,7 +298,7 @@ def _is_weight(value: ir.Value) -> bool:
     return value.producer() is None
 
 
-def _transposed(value: ir.Value) -> ir.Value:
+def _before_transpose(value: ir.Value) -> ir.Value:
     """The value that a Transpose reads, or the value itself."""
     node = value.producer()
     first = node.inputs[0] if node and node.op_type == "Transpose" else None
@@ -334,7 +335,7 @@ def _waiting(states: ir.Value, scales: ir.Value) -> list[ir.Node]:
     """The nodes whose last output is the scales, once the product's other factor is there.
 
     max(scales, -|x|) is the scales, which are not negative, whatever x is. The builder of TensorRT
-    for RTX 1.7 dequantizes at the start of a run what depends on weights alone, and holds all of it
+    for RTX 1.7 dequantizes at the start of a run what depends only on weights, and holds all of it
     in 16 bits.
     """
     lowest = ir.node("ReduceMin", [states], {"keepdims": 0})

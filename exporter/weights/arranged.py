@@ -122,7 +122,7 @@ class Swapped(Rearranged):
                 yield block.reshape(-1, rows, columns).swapaxes(1, 2).reshape(-1)
 
 
-def swapped(tensor: Tensor) -> Tensor:
+def swap_axes(tensor: Tensor) -> Tensor:
     """The tensor with its last two axes swapped. Swapping again gives the stored tensor."""
     return tensor.stored if isinstance(tensor, Swapped) else Swapped(tensor)
 

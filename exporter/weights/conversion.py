@@ -43,7 +43,7 @@ class _Collected:
     converter: WeightConverter
     sources: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
-    def converted(self, target: str, model: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    def convert(self, target: str, model: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         """{name: tensor} by transformers' operations. tensors: by the sources' names."""
         converter: Any = copy.deepcopy(self.converter)
         for pattern, sources in self.sources.items():
@@ -83,7 +83,7 @@ class Converted(Calculated):
         """The elements in order, flat, in blocks whose size is a multiple of `multiple`."""
         read = {name: as_torch(tensor, self.dtype) for name, tensor in self.collected.listed}
         with torch.no_grad():
-            made = self.collected.converted(self.target, self.model, read)[self.name]
+            made = self.collected.convert(self.target, self.model, read)[self.name]
         made = made[0] if isinstance(made, list) else made
         flat = _as_numpy(made.contiguous(), self.dtype).reshape(-1)
         step = max(1, most // multiple) * multiple
@@ -101,8 +101,8 @@ def by_model_names(checkpoint: Checkpoint, decoder: Decoder) -> Checkpoint:
         if converter is None:
             _require_new(target, name, tensors)
             tensors[target] = checkpoint.tensors[name]
-    for target, found in _collected(checkpoint.tensors, model).items():
-        tensors |= _converted(target, found, model)
+    for target, found in _collect(checkpoint.tensors, model).items():
+        tensors |= _convert(target, found, model)
     return replace(checkpoint, tensors=_under_sources(tensors, decoder.names.tied))
 
 
@@ -115,8 +115,8 @@ def _under_sources(tensors: dict[str, Tensor], tied: Mapping[str, str]) -> dict[
     return kept | {source: tensors[name] for source, name in moved.items()}
 
 
-def _collected(tensors: Mapping[str, Tensor], model: Any) -> dict[str, _Collected]:
-    """By target, the tensors that transformers' operations make it of."""
+def _collect(tensors: Mapping[str, Tensor], model: Any) -> dict[str, _Collected]:
+    """{target: the tensors that transformers' operations make it of}."""
     collected: dict[str, _Collected] = {}
     for name, (target, converter) in _targets(tensors, model).items():
         if converter is not None:
@@ -140,11 +140,11 @@ def joined_in_another_way(
         for name, one in checkpoint.tensors.items()
         if any(index in name for index in indices)
     }
-    for target, found in _collected(of_layers, model).items():
+    for target, found in _collect(of_layers, model).items():
         few = found.left_with_ends()
         if stack := _stack(few):
             read = {name: as_torch(tensor, stack.dtype) for name, tensor in few.listed}
-            theirs = few.converted(target, model, read)[target]
+            theirs = few.convert(target, model, read)[target]
             if not torch.equal(as_torch(stack).view(torch.uint8), theirs.view(torch.uint8)):
                 return target
     return None
@@ -181,12 +181,12 @@ def _require_new(target: str, name: str, tensors: Mapping[str, Tensor]) -> None:
         )
 
 
-def _converted(target: str, found: _Collected, model: Any) -> dict[str, Tensor]:
+def _convert(target: str, found: _Collected, model: Any) -> dict[str, Tensor]:
     if stack := _stack(found):
         return {target: stack}
     empty = {name: torch.empty(tensor.shape, device="meta") for name, tensor in found.listed}
     try:
-        made = found.converted(target, model, empty)
+        made = found.convert(target, model, empty)
     except Exception:  # tensors lack, or differ in their shapes: checks of shapes name them
         return dict(found.listed)
     shapes = {name: (one[0] if isinstance(one, list) else one).shape for name, one in made.items()}
@@ -220,7 +220,7 @@ def as_torch(tensor: Tensor, dtype: str = "") -> torch.Tensor:
     return raw.view(_torch_dtype(dtype)).reshape(tensor.shape)
 
 
-def mapped(span: TensorSpan) -> torch.Tensor:
+def map_span(span: TensorSpan) -> torch.Tensor:
     """A tensor whose memory is its file's. Writing to it leaves the file as it is."""
     raw = np.memmap(span.file, np.uint8, "c", span.offset, shape=(span.nbytes,))
     return torch.from_numpy(raw).view(_torch_dtype(span.dtype)).reshape(span.shape)

@@ -32,7 +32,7 @@ from snapexport.exporter.weights.arranged import (
     RowsInTurn,
     RowsOfHeads,
     Stack,
-    swapped,
+    swap_axes,
 )
 from snapexport.exporter.weights.tensor_file import Tensor as StoredTensor
 from snapexport.files.safetensors import TensorSpan
@@ -105,8 +105,8 @@ def stacked_experts(
             )
         elif found := _STACK.fullmatch(name):
             whole = WEIGHTS[found["name"]]
-            lies = swapped(tensor) if form.transposed else tensor
-            stacks[f"{found['stem']}.{whole}"] = lies if form.in_turn else _in_turn(lies, whole)
+            rows = swap_axes(tensor) if form.transposed else tensor
+            stacks[f"{found['stem']}.{whole}"] = rows if form.in_turn else _in_turn(rows, whole)
         elif found := _BIAS.fullmatch(name):
             stacks[f"{found['stem']}.{WEIGHTS[found['name']]}"] = tensor
     return stacks
@@ -160,12 +160,12 @@ def unstacked_experts(stored: Mapping[str, Tensor], form: ExpertForm) -> dict[st
     for name, weight in stored.items():
         for theirs, ours in WEIGHTS.items():
             if name.endswith(f".experts.{ours}"):
-                lies = weight
+                original = weight
                 if ours == GATE_UP and not form.in_turn:
-                    lies = torch.cat((weight[:, 0::2], weight[:, 1::2]), dim=1)
+                    original = torch.cat((weight[:, 0::2], weight[:, 1::2]), dim=1)
                 if form.transposed and weight.ndim == 3:
-                    lies = lies.mT
-                stacks[name.removesuffix(ours) + theirs] = lies
+                    original = original.mT
+                stacks[name.removesuffix(ours) + theirs] = original
     return stacks
 
 

@@ -57,13 +57,13 @@ def _batch(tokens: Sequence[int], decoder: Decoder) -> Tensor:
     size, last = decoder.config.vocab_size, decoder.config.max_position_embeddings
     known = [one for one in tokens if one < size and one not in decoder.never_sampled]
     if not known:
-        known = torch.randint(0, size, (_SAMPLES * _LENGTH,), generator=_seeded()).tolist()
+        known = torch.randint(0, size, (_SAMPLES * _LENGTH,), generator=_generator()).tolist()
     length = min(_LENGTH, last, len(known))
     rows = min(_SAMPLES, len(known) // length)
     return torch.tensor(known[: rows * length]).reshape(rows, length)
 
 
-def _seeded() -> torch.Generator:
+def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
@@ -105,7 +105,7 @@ class _Weights:
     decoder: Decoder
 
     def load_outside_of_layers(self, stack: ExitStack, tokens: Tensor) -> None:
-        """Of the embedding, only the rows of some tokens are read."""
+        """Load what no layer has: only the rows of some tokens of the embedding."""
         names, layers = self.decoder.names, f"{self.decoder.names.layers}."
         ids = torch.unique(tokens)
         embedding = self.model.get_submodule(names.embedding)

@@ -87,7 +87,7 @@ def place(
 
     wanted: names of tensors, or of parts of those in `integers`. in_fp32: those that are written as
     fp32 instead. in_fp8: those that are fp8 and stay so. aligned: data are placed so that a reflink
-    can share them; otherwise weights of equal shapes lie at equal offsets.
+    can share them; otherwise weights of equal shapes are at equal offsets.
     """
     directory.mkdir(parents=True)
     names, placed = set(wanted), PlacedWeights(integers=integers)
@@ -149,7 +149,7 @@ def _readable(name: str, tensor: Tensor) -> Tensor:
 
 
 def require_linkable(checkpoint: Checkpoint) -> None:
-    """Raise UserError if `link` has no files to link: graphs read .safetensors files alone."""
+    """Raise UserError if `link` has no files to link: graphs read only .safetensors files."""
     if checkpoint.gguf:
         raise UserError(
             f"--link-weights cannot link {checkpoint.source}: graphs read no GGUF files",
@@ -165,7 +165,7 @@ def _link(
     fits = {name: span for name, span in spans.items() if span.dtype == stored[name]}
     links: dict[Path, Path] = {}
     for index, file in enumerate(sorted({span.file for span in fits.values()})):
-        # A blob in the Hub's cache is named by its hash alone; readers need the suffix.
+        # A blob in the Hub's cache is named only by its hash; readers need the suffix.
         name = file.name if file.suffix == SUFFIX else f"{file.name}{SUFFIX}"
         taken = name.removesuffix(SUFFIX) in sources or directory / name in links.values()
         links[file] = directory / (f"{index}-{name}" if taken else name)

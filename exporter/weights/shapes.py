@@ -57,7 +57,7 @@ def _require_shape(name: str, expected: tuple[int, ...], tensor: Tensor) -> None
 
 
 def unread(checkpoint: Checkpoint, decoder: Decoder) -> tuple[str, ...]:
-    """What a build leaves out: values of modules that the model has, and no place for.
+    """Say what a build leaves out: values of modules that the model has, and no place for.
 
     Such as biases that config.json switches off. Those that are all 0 change nothing.
     """

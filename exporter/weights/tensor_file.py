@@ -29,7 +29,7 @@ class Calculated(ABC):
     @property
     @abstractmethod
     def dtype(self) -> str:
-        """As safetensors spells it."""
+        """The name of the type in safetensors."""
 
     @property
     @abstractmethod

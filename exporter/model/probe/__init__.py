@@ -131,7 +131,7 @@ def look(
 def _look(config: "PretrainedConfig", family: Family, whole: "PretrainedConfig | None") -> Decoder:
     probed = copy.deepcopy(config)
     probed._attn_implementation = IMPLEMENTATION
-    model = _made(probed, whole)
+    model = _make(probed, whole)
     names = names_of(model)
     inside = model.get_submodule(names.decoder)
     with quiet():
@@ -172,7 +172,7 @@ def _tokens_of_media(whole: "PretrainedConfig", vocabulary: int) -> tuple[int, .
     return tuple(sorted(token for token in found if 0 <= token < vocabulary))
 
 
-def _made(config: "PretrainedConfig", whole: "PretrainedConfig | None") -> Any:
+def _make(config: "PretrainedConfig", whole: "PretrainedConfig | None") -> Any:
     with in_users_words(), torch.device("meta"):
         try:
             return make_model(config, whole).eval()

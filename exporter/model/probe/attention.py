@@ -42,7 +42,7 @@ _UNLIKE = "only layers that call transformers' attention once can be built"
 
 
 class Mask(Tensor):
-    """Stands for the mask that a function would make, also if it is cut or converted.
+    """The mask that a function would make, also if it is cut or converted.
 
     kind: the function. narrowed: by a further function.
     """
@@ -60,7 +60,7 @@ class Mask(Tensor):
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """What is calculated of a mask is a plain tensor: a mask of the model's own."""
+        """Make a plain tensor of what is calculated of a mask: a mask of the model's own."""
         with torch._C.DisableTorchFunctionSubclass():
             made = function(*args, **(kwargs or {}))
         if isinstance(made, Tensor) and function in _KEEPING and isinstance(args[0], Mask):
@@ -92,7 +92,7 @@ class Call:
 
 @dataclass
 class Recorded:
-    """What a model did.
+    """All that a model did.
 
     chosen: {experts module's path: experts that a token chooses}. expanded: keys and values that
     latents were projected up to.
@@ -187,7 +187,7 @@ def _expand(expand: Callable[..., tuple[Tensor, Tensor]], *latents: Tensor) -> A
 
 def _run(model: Any, decoder: str, layers: str, tokens: int) -> None:
     ids = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
-    masks = masks_replaced(modeling_of(model, decoder), functools.partial(Mask.made_by, tokens))
+    masks = replace_masks(modeling_of(model, decoder), functools.partial(Mask.made_by, tokens))
     try:
         with masks, torch.no_grad(), torch.device("meta"):
             hidden_states_of(model.get_submodule(decoder), ids, ids)
@@ -205,7 +205,7 @@ def _run(model: Any, decoder: str, layers: str, tokens: int) -> None:
 
 
 def in_place_of_attention(layer: nn.Module) -> str:
-    """The class of the part of a layer that stands where others have attention."""
+    """The class of the part that a layer has in the place of attention."""
     names = [type(part).__name__ for part in layer.modules()]
     attention = (name for name in names if "Attention" in name or "Mixer" in name)
     parts = (type(part).__name__ for part in layer.children() if "Norm" not in type(part).__name__)
@@ -243,7 +243,7 @@ def _stub_experts(model: nn.Module) -> None:
 
 
 @contextmanager
-def masks_replaced(modeling: ModuleType, made: Callable[[str, bool], Any]) -> Iterator[None]:
+def replace_masks(modeling: ModuleType, made: Callable[[str, bool], Any]) -> Iterator[None]:
     """Functions that make masks return what is `made` of their name and whether they narrow it."""
     functions = {n: f for n, f in vars(modeling).items() if re.fullmatch(r"create_\w*mask\w*", n)}
 

@@ -40,7 +40,7 @@ _UNIT = 8
 def form_of_experts(model: nn.Module, config: "PretrainedConfig") -> ExpertForm | None:
     """The form of the model's experts; None if it has none.
 
-    Raises UserError for experts that compute another formula, or lie otherwise.
+    Raises UserError for experts that compute another formula, or have another layout.
     """
     found: dict[str, ExpertForm] = {}
     for block in model.modules():
@@ -101,8 +101,8 @@ def _is_of(small: Any, form: ExpertForm) -> bool:
             found = _of_choices_of_one(small, form, states, chosen, weights)
         else:
             expected = small(states, chosen, weights)
-            found = _gated(small, form, states, chosen, weights)
-    except Exception:  # it takes other inputs, or its weights lie otherwise
+            found = _run_gated(small, form, states, chosen, weights)
+    except Exception:  # it takes other inputs, or its weights have another layout
         return False
     return _is_close(found, expected)
 
@@ -114,7 +114,7 @@ def _is_close(found: Tensor, expected: Tensor) -> bool:
 
 
 def _of_scaled_inputs(small: Any, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """What experts make of states times their weights, as they take them: sorted by experts."""
+    """The output of experts on states times their weights, as they take them: sorted by experts."""
     factors = [(weights * (chosen == expert)).sum(-1, keepdim=True) for expert in range(_EXPERTS)]
     read = torch.cat([states * factor for factor in factors])
     made: Tensor = small(read)
@@ -127,7 +127,7 @@ def _of_choices_of_one(
     """The marker's formula, once for each expert that a token chooses."""
     total = torch.zeros_like(states)
     for weight, expert in zip(torch.split(weights, 1, 1), torch.split(chosen, 1, 1), strict=True):
-        total += _gated(small, form, states * weight, expert, torch.ones_like(weight))
+        total += _run_gated(small, form, states * weight, expert, torch.ones_like(weight))
     return total
 
 
@@ -140,7 +140,7 @@ def _is_known_block(kind: type, form: ExpertForm, config: "PretrainedConfig") ->
             weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[-1] ** 0.5)
         states = torch.randn(2, 5, small.experts.down_proj.shape[-1], generator=generator)
         expected = small(states)
-        small.experts.forward = functools.partial(_gated, small.experts, form)
+        small.experts.forward = functools.partial(_run_gated, small.experts, form)
         found = block_of_scaled_inputs(small, states)
     except Exception:  # it has other parts
         return False
@@ -181,7 +181,7 @@ def _small(module: Any, transposed: bool) -> Any:
     return small
 
 
-def _gated(
+def _run_gated(
     module: Any, form: ExpertForm, states: Tensor, chosen: Tensor, weights: Tensor
 ) -> Tensor:
     """The marker's formula (graphs/markers.py)."""
@@ -190,7 +190,7 @@ def _gated(
     total = torch.zeros_like(states)
     for expert in range(len(gate_ups)):
         both = states @ gate_ups[expert].mT + _bias(module, "gate_up_proj_bias", expert)
-        product = _product(form, both) if form.gated else _activated(form, both)
+        product = _product(form, both) if form.gated else _activate(form, both)
         out = product @ downs[expert].mT + _bias(module, "down_proj_bias", expert)
         total += out * (weights * (chosen == expert)).sum(-1, keepdim=True)
     return total
@@ -200,10 +200,10 @@ def _product(form: ExpertForm, both: Tensor) -> Tensor:
     gate, up = (both[:, ::2], both[:, 1::2]) if form.in_turn else both.chunk(2, -1)
     if form.limit:
         gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)
-    return _activated(form, gate) * (up + form.beta)
+    return _activate(form, gate) * (up + form.beta)
 
 
-def _activated(form: ExpertForm, gate: Tensor) -> Tensor:
+def _activate(form: ExpertForm, gate: Tensor) -> Tensor:
     if form.activation == SWISH:
         return gate * torch.sigmoid(form.alpha * gate)
     return _OTHERS[form.activation](gate)

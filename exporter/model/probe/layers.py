@@ -35,14 +35,14 @@ def layers_of(
     some = recorded.calls[0]
     config = model.get_submodule(layers.rpartition(".")[0]).config
     kinds: dict[str, int] = {}
-    shared = _shared(recorded.inputs)
+    shared = _number_shared(recorded.inputs)
     found: list[Layer] = []
     for index, module in enumerate(modules):
         attends = index in calls
         call = calls.get(index, some)
         require_causal(call)
         window, chunk = window_and_chunk(call, config) if attends else (0, 0)
-        described = _described(module, call, (window, chunk))
+        described = _describe(module, call, (window, chunk))
         described += repr([shared.get(one) for one in _tensors(recorded.inputs[index])])
         found.append(
             Layer(
@@ -85,7 +85,7 @@ def _tensors(value: Any) -> list[int]:
     return []
 
 
-def _shared(inputs: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+def _number_shared(inputs: Sequence[Mapping[str, Any]]) -> dict[int, int]:
     """A number for each tensor that several layers get, such as a RoPE's cosines."""
     given = Counter(one for of_layer in inputs for one in _tensors(of_layer))
     return {one: place for place, one in enumerate(given) if given[one] > 1}
@@ -181,7 +181,7 @@ def _experts(
     return None
 
 
-def _described(layer: nn.Module, call: Call, sight: tuple[int, int]) -> str:
+def _describe(layer: nn.Module, call: Call, sight: tuple[int, int]) -> str:
     """All that makes a layer's graph: its modules, their shapes and numbers, and its attention."""
     parts: list[object] = [sight, call.heads, call.kv_heads, call.key_dim, call.value_dim]
     parts += [call.scale, call.softcap, call.sinks]

@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from snapexport.errors import UserError
 from snapexport.exporter.model.markers import scale_by_positions
 from snapexport.exporter.model.models import hidden_states_of, modeling_of
-from snapexport.exporter.model.probe.attention import MANY, masks_replaced
+from snapexport.exporter.model.probe.attention import MANY, replace_masks
 from snapexport.exporter.model.states import OwnRow, states_replaced
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def miniature(config: "PretrainedConfig") -> "PretrainedConfig":
             setattr(small, name, None if value is None else 0)
     if (rope := _rope(small)).get(_SECTIONS):
         width = getattr(small, "head_dim", None) or small.hidden_size // _queries(small)
-        pairs = int(width * _turned(config)) // 2
+        pairs = int(width * _share_turned(config)) // 2
         rope[_SECTIONS] = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
     return small
 
@@ -72,7 +72,7 @@ def _rope(config: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _turned(config: Any) -> float:
+def _share_turned(config: Any) -> float:
     """The share of a head that RoPE turns."""
     return float(_rope(config).get("partial_rotary_factor", 1.0))
 
@@ -93,8 +93,8 @@ def _shrinking(name: str, config: Any) -> Callable[[int], int] | None:
     if name == "rotary_dim":
         whole = getattr(config, "head_dim", None) or config.hidden_size // _queries(config)
         return lambda rotated: max(2, rotated * _HEAD_DIM // whole)
-    if name == "head_dim" and _turned(config) < 1:  # pairs for time, height and width
-        return lambda size: min(size, max(_HEAD_DIM, int(2 * _PAIRS / _turned(config))))
+    if name == "head_dim" and _share_turned(config) < 1:  # pairs for time, height and width
+        return lambda size: min(size, max(_HEAD_DIM, int(2 * _PAIRS / _share_turned(config))))
     for pattern, most in _SIZES:
         if re.fullmatch(pattern, name):
             return lambda size: min(size, most)
@@ -106,7 +106,7 @@ def _queries(config: Any) -> int:
 
 
 def _kv_heads(kv_heads: int, heads: int) -> int:
-    """As many as queries, or some of them, or one: as before."""
+    """A small number of heads: as many as queries, or some of them, or one, as before."""
     if kv_heads >= heads or heads <= _HEADS:
         return min(kv_heads, _HEADS)
     return min(kv_heads, _HEADS // 2)
@@ -154,9 +154,11 @@ def require_local(inside: Any, layers: str) -> None:
 
 
 def states_of(inside: Any, layers: str) -> list[list[Tensor]] | None:
-    """What enters the first layer, and what leaves each: of tokens in order, out of it, and without
-    positions. All are sorted by positions. None: no small model can be made, as the sizes of this
-    one don't fit together; it was recorded all the same.
+    """The input of the first layer and the output of each, by tokens in three orders.
+
+    The tokens come in order, out of it, and without positions. All are sorted by positions. None:
+    no small model can be made, as the sizes of this one don't fit together; it was recorded all the
+    same.
     """
     try:
         small = _small(inside)
@@ -199,7 +201,7 @@ def _states(small: Any, layers: str) -> list[list[Tensor]]:
     def run(order: Tensor, positions: Tensor | None) -> list[Tensor]:
         seen.clear()
         modeling = modeling_of(small, "")
-        with masks_replaced(modeling, lambda *_: None), states_replaced(modeling, OwnRow()):
+        with replace_masks(modeling, lambda *_: None), states_replaced(modeling, OwnRow()):
             hidden_states_of(small, tokens[:, order], positions)
         return [states[..., order.argsort(), :] for states in seen]
 

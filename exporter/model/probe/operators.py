@@ -41,9 +41,9 @@ def norms_of(model: nn.Module) -> dict[str, RMSNorm]:
 
 def _may_be_norm(module: nn.Module) -> bool:
     weights = [name for name, weight in module._parameters.items() if weight is not None]
-    alone = weights == ["weight"] and not list(module.children())
+    only_one = weights == ["weight"] and not list(module.children())
     takes = inspect.signature(type(module).forward).parameters  # a gated norm takes a gate as well
-    return alone and len(takes) == 2 and bool(module.weight.ndim == 1)
+    return only_one and len(takes) == 2 and bool(module.weight.ndim == 1)
 
 
 @torch.no_grad()
@@ -62,12 +62,12 @@ def _norm(module: Any) -> RMSNorm | None:
 def _run_norm(module: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Random states, weights, and what the module makes of them."""
     generator, width = torch.Generator().manual_seed(0), module.weight.shape[0]
-    alone = copy.copy(module)
+    copied = copy.copy(module)
     weight = (torch.randn(width, generator=generator) + 0.7).to(dtype)
-    alone._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
-    # Small states tell one epsilon from another.
+    copied._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+    # Small states show which epsilon it is.
     states = (torch.randn(3, 5, width, generator=generator) * 1e-2).to(dtype)
-    return states, weight, type(module).forward(alone, states)
+    return states, weight, type(module).forward(copied, states)
 
 
 def _norms(module: Any) -> Iterator[RMSNorm]:
@@ -99,7 +99,7 @@ _ABSOLUTE = 1e-5
 def rope_of(modeling: ModuleType, decoder: Any, layer: Layer, name: str = APPLY) -> Rope | None:
     """The form of a decoder's RoPE; None: not confirmed, so traced as it is.
 
-    name: of the function; APPLY stands for APPLY_COMPLEX too.
+    name: of the function; APPLY means APPLY_COMPLEX too.
     """
     module, apply = getattr(decoder, "rotary_emb", None), getattr(modeling, name, None)
     if module is None or (apply is None and name != APPLY):
@@ -108,8 +108,8 @@ def rope_of(modeling: ModuleType, decoder: Any, layer: Layer, name: str = APPLY)
         apply = getattr(modeling, APPLY_COMPLEX, None)
         return _complex_form(apply, module, decoder.config, layer)
     taken = list(inspect.signature(apply).parameters)
-    alone = taken[1:3] == ["cos", "sin"]
-    if not alone and taken[:4] != ["q", "k", "cos", "sin"]:
+    of_one = taken[1:3] == ["cos", "sin"]
+    if not of_one and taken[:4] != ["q", "k", "cos", "sin"]:
         return None
     try:
         cos, sin = _angles(module, decoder.config)
@@ -117,7 +117,7 @@ def rope_of(modeling: ModuleType, decoder: Any, layer: Layer, name: str = APPLY)
         return None
     # A model may hand over whole heads, or the part of each that is rotated.
     for width in dict.fromkeys((layer.key_dim, cos.shape[-1])):
-        if form := _form(apply, alone, cos, sin, _states(layer, width)):
+        if form := _form(apply, of_one, cos, sin, _states(layer, width)):
             return form
     return None
 
@@ -130,19 +130,19 @@ def _states(layer: Layer, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _form(
-    apply: Any, alone: bool, cos: Tensor, sin: Tensor, states: tuple[Tensor, Tensor]
+    apply: Any, of_one: bool, cos: Tensor, sin: Tensor, states: tuple[Tensor, Tensor]
 ) -> Rope | None:
     """The form whose numbers are the function's."""
     query, key = states
     try:
-        if alone:
+        if of_one:
             expected = apply(query, cos, sin), apply(key, cos, sin)
         else:
             expected = apply(query, key, cos, sin)
     except Exception:  # it takes other tensors: traced as it is
         return None
-    for form, channels in _forms(cos, query.shape[-1], alone):
-        found = [rotated(form, one, cos, sin, channels) for one in states]
+    for form, channels in _forms(cos, query.shape[-1], of_one):
+        found = [rotate(form, one, cos, sin, channels) for one in states]
         pairs = list(zip(found, expected, strict=True))
         if apply.__name__ == APPLY_INTERLEAVED:  # it orders channels anew, of both alike
             pairs = [(_scores(*found), _scores(*expected))]
@@ -164,7 +164,7 @@ def _complex_form(apply: Any, module: Any, config: Any, layer: Layer) -> Rope | 
             states = _states(layer, 2 * turns.shape[-1])
             expected = apply(*(as_taken(one, part) for part in states), turns)
             cos, sin = cos_sin(type(module)(config), *_inputs())
-            turned = [rotated(one, part, cos, sin, part.shape[-1]) for part in states]
+            turned = [rotate(one, part, cos, sin, part.shape[-1]) for part in states]
             if all(map(_is_close, (as_taken(one, part) for part in turned), expected)):
                 return one
         except Exception:  # it takes other tensors
@@ -187,7 +187,7 @@ def require_said_ropes(config: Any, decoder: Any) -> None:
 
 
 def _angles(module: Any, config: Any) -> Any:
-    """Of a few positions, by the model's own module."""
+    """The angles of a few positions, by the model's own module."""
     by_type = "layer_type" in inspect.signature(type(module).forward).parameters
     named = {"layer_type": config.layer_types[0]} if by_type else {}
     return type(module)(config)(*_inputs(), **named)
@@ -198,18 +198,18 @@ def _inputs() -> tuple[Tensor, Tensor]:
     return torch.zeros(1), torch.arange(_FIRST, _FIRST + _TOKENS)[None]
 
 
-def _forms(cos: Tensor, width: int, alone: bool) -> Iterator[tuple[Rope, int]]:
+def _forms(cos: Tensor, width: int, of_one: bool) -> Iterator[tuple[Rope, int]]:
     """Every form, and how many channels of a head it rotates."""
     listed = cos.shape[-1]
     turned: dict[Frequencies, int] = {"halves": listed, "steps": listed, "pairs": 2 * listed}
     for frequencies, channels in turned.items():
         for interleaved in (False, True):
             if channels <= width:
-                yield Rope(frequencies, interleaved, "one" if alone else "both"), channels
+                yield Rope(frequencies, interleaved, "one" if of_one else "both"), channels
 
 
-def rotated(form: Rope, states: Tensor, cos: Tensor, sin: Tensor, channels: int) -> Tensor:
-    """As ONNX's RotaryEmbedding calculates."""
+def rotate(form: Rope, states: Tensor, cos: Tensor, sin: Tensor, channels: int) -> Tensor:
+    """Rotate states as ONNX's RotaryEmbedding does."""
     cos, sin = (angles_of(form, table)[:, None] for table in (cos, sin))
     turned, rest = states[..., :channels], states[..., channels:]
     if form.interleaved:

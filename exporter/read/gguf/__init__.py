@@ -40,11 +40,11 @@ def open_gguf(path: Path) -> Checkpoint:
     with _in_words_of(path):
         made = config.model_config(read, record, tensors.rope_factors(read))
         tokenizer.write_configs(read, made, Path(folder.name))
-        alone = Checkpoint.of_configs(Path(folder.name), {})
-        decoder = load_decoder(alone, len(read.tensors))
-        model_facts(decoder, alone)
+        opened = Checkpoint.of_configs(Path(folder.name), {})
+        decoder = load_decoder(opened, len(read.tensors))
+        model_facts(decoder, opened)
         found = tensors.read_tensors(read, decoder.config, parameters(decoder))
-    return replace(alone, tensors=found, gguf=read, folder=folder)
+    return replace(opened, tensors=found, gguf=read, folder=folder)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ _USUAL: Mapping[str, tuple[object, ...]] = {
 """Keys that no config has, and the values that change nothing."""
 _READ = tuple(f"{SCALING}.{key}" for key in ("type", "factor", "original_context_length"))
 _WITHOUT_MEANING = ("attention.value_length", "rope.scaling.finetuned", "tensor_data_layout")
-"""Keys that tensors' shapes tell anyway, or that say where the model is from."""
+"""Keys that tensors' shapes show anyway, or that say where the model is from."""
 
 
 def config_names(prefix: str) -> dict[str, str | None]:

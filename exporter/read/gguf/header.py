@@ -159,7 +159,7 @@ class GgufHeader:
 
     @property
     def is_split(self) -> bool:
-        """Whether its tensors lie in several files."""
+        """Whether its tensors are in several files."""
         return any(tensor.file for tensor in self.tensors.values())
 
 
@@ -174,7 +174,7 @@ def read_header(path: Path, blocks: BlockSizes) -> GgufHeader:
                     "--model takes a checkpoint directory, a GGUF file or a Hugging Face Hub id",
                 )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return GgufHeader(path, *_parsed(content, size, blocks))
+                return GgufHeader(path, *_parse(content, size, blocks))
     except FileNotFoundError:
         raise UserError(f"no such file: {path}", "check the path of the GGUF file") from None
     except ValueError as error:
@@ -183,7 +183,7 @@ def read_header(path: Path, blocks: BlockSizes) -> GgufHeader:
         raise UserError(f"{path} cannot be read as GGUF: {error}", DOWNLOAD_AGAIN) from None
 
 
-def _parsed(
+def _parse(
     content: mmap.mmap, size: int, blocks: BlockSizes
 ) -> tuple[dict[str, Value], dict[str, StoredTensor]]:
     if size < _START.size:
@@ -231,7 +231,7 @@ def _tensor(cursor: Cursor, blocks: BlockSizes) -> StoredTensor:
 
 
 def _require_places(tensors: Mapping[str, StoredTensor], size: int) -> None:
-    """Each tensor lies inside the file, and no two share bytes."""
+    """Check that each tensor is inside the file, and no two share bytes."""
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
         if tensor.offset < end:
@@ -243,7 +243,7 @@ def _require_places(tensors: Mapping[str, StoredTensor], size: int) -> None:
 
 def list_of_texts(header: GgufHeader, key: str) -> list[str]:
     """A list of texts; empty if the file has none. Raises UserError for another value."""
-    listed = _listed(header, key)
+    listed = _find_list(header, key)
     if listed is None or not listed.length:
         return []
     if listed.kind != TEXT:
@@ -256,7 +256,7 @@ def list_of_texts(header: GgufHeader, key: str) -> list[str]:
 
 def list_of_numbers(header: GgufHeader, key: str) -> NDArray[np.float64]:
     """A list of numbers; empty if the file has none. Raises UserError for another value."""
-    listed = _listed(header, key)
+    listed = _find_list(header, key)
     if listed is None or not listed.length:
         return np.empty(0)
     if listed.kind == TEXT:
@@ -265,7 +265,7 @@ def list_of_numbers(header: GgufHeader, key: str) -> NDArray[np.float64]:
     return np.fromfile(header.file, dtype, listed.length, offset=listed.at).astype(np.float64)
 
 
-def _listed(header: GgufHeader, key: str) -> Listed | None:
+def _find_list(header: GgufHeader, key: str) -> Listed | None:
     value = header.metadata.get(key)
     if value is not None and not isinstance(value, Listed):
         raise UserError(f"{header.file}: {key} is {value!r:.100}, not a list", DOWNLOAD_AGAIN)

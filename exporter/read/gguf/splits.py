@@ -33,7 +33,7 @@ def _words(numbers: str, letters: str = rf"{_FIRST}\p{{L}}+", after: str = r"[\r
 
 
 def _cased(numbers: str, endings: str = "", after: str = r"[\r\n/]*") -> str:
-    """As `_words`, with a word split before its capitals."""
+    """Words as `_words`, with a word split before its capitals."""
     letters = rf"{_FIRST}{_UPPER}*{_LOWER}+{endings}|{_FIRST}{_UPPER}+{_LOWER}*{endings}"
     return _words(numbers, letters, after)
 
@@ -183,4 +183,4 @@ SPLITTINGS: Mapping[str, Splitting] = {
     **_all("exaone-moe", Splitting((_EXAONE_MOE,))),
     **_all("afmoe", Splitting((_THREES_FROM_THE_END, _ASIAN, _DEEPSEEK3))),
 }
-"""By the name in the file. A file without one is read as llama.cpp reads it: by `default`."""
+"""Ways to split, by the name in the file. llama.cpp reads a file without one by `default`."""

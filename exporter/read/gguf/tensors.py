@@ -40,7 +40,7 @@ _MOST = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class GgufIntegers(IntegerWeight):
-    """A matrix. moved: the file's row for each of its rows; None: as they lie. factor: of all."""
+    """A matrix. moved: the file's row for each of its rows; None: in order. factor: of all."""
 
     file: Path
     name: str
@@ -72,7 +72,7 @@ class GgufIntegers(IntegerWeight):
     def _rows(self, some: Bytes) -> IntegerRows:
         count = len(some)
         with np.errstate(invalid="ignore"):
-            parts = self._scaled(self.kind.parts(some.reshape(-1, self.block_bytes)))
+            parts = self._scale(self.kind.parts(some.reshape(-1, self.block_bytes)))
         for values in (parts.scales, parts.minima):
             if values is not None and not (np.abs(values) < LARGEST_SCALE).all():
                 raise UserError(
@@ -86,7 +86,7 @@ class GgufIntegers(IntegerWeight):
         moved = q + np.uint8(self.form.zero)
         return IntegerRows(moved, scales, minima=parts.minima.reshape(count, -1))
 
-    def _scaled(self, parts: Parts) -> Parts:
+    def _scale(self, parts: Parts) -> Parts:
         if self.factor == 1:
             return parts
         minima = None if parts.minima is None else parts.minima * self.factor
@@ -105,7 +105,7 @@ _BLOCK = 1 << 20
 class GgufTensor(Calculated):
     """A tensor that has to be calculated, as float32.
 
-    rows: the file's row for each row of the tensor; None: as they lie. values: of a vector, which
+    rows: the file's row for each row of the tensor; None: in order. values: of a vector, which
     is calculated at once.
     """
 
@@ -130,7 +130,7 @@ class GgufTensor(Calculated):
         for start in range(0, len(raw), step):
             end = start + step
             block = raw[start:end] if self.rows is None else raw[self.rows[start:end]]
-            yield _dequantized(block, self.stored.kind).reshape(-1)
+            yield _dequantize(block, self.stored.kind).reshape(-1)
 
 
 def block_sizes() -> BlockSizes:
@@ -141,11 +141,11 @@ def block_sizes() -> BlockSizes:
 
 
 def rope_factors(header: GgufHeader) -> NDArray[np.float32] | None:
-    """What the frequencies of RoPE are divided by, if the file says."""
+    """The divisors of RoPE's frequencies, if the file says."""
     stored = header.tensors.get(ROPE_FACTORS)
     if stored is None:
         return None
-    factors = _dequantized(_raw(stored.file or header.file, stored), stored.kind).reshape(-1)
+    factors = _dequantize(_raw(stored.file or header.file, stored), stored.kind).reshape(-1)
     return None if (factors == 1).all() else factors
 
 
@@ -176,7 +176,7 @@ def read_tensors(
                 ORIGINAL,
             )
         tensor = _tensor(stored.file or header.file, name, stored, processor)
-        found[names[name]] = _multiplied(tensor, name, header)
+        found[names[name]] = _multiply(tensor, name, header)
     return found
 
 
@@ -186,7 +186,7 @@ def _belongs_to_a_weight(name: str, header: GgufHeader) -> bool:
     return end in (_FACTOR, _OF_ACTIVATIONS) and f"{stem}.weight" in header.tensors
 
 
-def _multiplied(
+def _multiply(
     tensor: TensorSpan | Calculated, name: str, header: GgufHeader
 ) -> TensorSpan | Calculated:
     """A weight with the one factor that NVFP4 has for all of it."""
@@ -196,7 +196,7 @@ def _multiplied(
         return tensor
     values = np.empty(0, np.float32)
     if prod(stored.shape) == 1 and _kind_name(stored.kind) in _PLAIN:
-        values = _dequantized(_raw(stored.file or header.file, stored), stored.kind).reshape(-1)
+        values = _dequantize(_raw(stored.file or header.file, stored), stored.kind).reshape(-1)
     if not isinstance(tensor, GgufIntegers) or not values.size or not 0 < values[0] < np.inf:
         raise UserError(
             f"the tensor {stem}.{_FACTOR} of {header.file} is no factor of quantized weights",
@@ -230,7 +230,7 @@ def _tensor(file: Path, name: str, stored: StoredTensor, processor: Any) -> Tens
     if kind is None:
         _require_readable(file, name, stored)
     if len(stored.shape) == 1:
-        vector = _dequantized(_raw(file, stored), stored.kind).reshape(-1)
+        vector = _dequantize(_raw(file, stored), stored.kind).reshape(-1)
         return GgufTensor(file, stored, values=processor.process(vector, name).weights)
     # A processor of matrices moves rows and nothing else: their numbers show it where to.
     numbers = np.arange(prod(stored.shape[:-1]))
@@ -248,7 +248,7 @@ def _tensor(file: Path, name: str, stored: StoredTensor, processor: Any) -> Tens
 def _require_readable(file: Path, name: str, stored: StoredTensor) -> None:
     _, nbytes = block_sizes()[stored.kind]
     try:
-        _dequantized(np.zeros((1, nbytes), np.uint8), stored.kind)
+        _dequantize(np.zeros((1, nbytes), np.uint8), stored.kind)
     except NotImplementedError:
         raise UserError(
             f"the tensor {name} of {file} is of type {_kind_name(stored.kind)}, which the package "
@@ -270,7 +270,7 @@ def _raw(file: Path, stored: StoredTensor) -> NDArray[np.uint8]:
     return np.memmap(file, np.uint8, "r", stored.offset, shape=shape)
 
 
-def _dequantized(rows: NDArray[np.uint8], kind: int) -> NDArray[np.float32]:
+def _dequantize(rows: NDArray[np.uint8], kind: int) -> NDArray[np.float32]:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -40,7 +40,7 @@ Json = dict[str, Any]
 
 
 def byte_level(vocabulary: Vocabulary) -> Json:
-    """Of a vocabulary in letters for bytes, as those of GPT-2, Llama 3 and Qwen."""
+    """The tokenizer of a vocabulary in letters for bytes, as those of GPT-2, Llama 3 and Qwen."""
     splitting = vocabulary.splitting
     splits = [
         {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
@@ -112,7 +112,7 @@ def added_tokens(vocabulary: Vocabulary, spelled: Mapping[str, int]) -> list[Jso
 
 
 def ends_of_texts(vocabulary: Vocabulary) -> Json | None:
-    """What puts BOS before a text, and EOS after it, where the file wants them."""
+    """The processor that puts BOS before a text, and EOS after it, where the file wants them."""
     wanted = {
         "bos": vocabulary.adds_bos,
         "eos": vocabulary.flag("add_eos_token", False),

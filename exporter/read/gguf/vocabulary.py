@@ -64,7 +64,7 @@ _IDS = (
 """Names of tokens with an id of their own, the last three from before `fim_`."""
 _NEEDED = ("bos", "eos", "eot", "eom")
 _PIECES_DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}
-"""Of files that don't say."""
+"""Ids in files that don't say."""
 _FLAGS = ("add_bos_token", "add_eos_token", "add_space_prefix")
 
 
@@ -183,14 +183,14 @@ def _require_known_keys(header: GgufHeader) -> None:
             continue
         if key in _NEUTRAL or key in _EMPTY:
             if value not in _NEUTRAL.get(key, ()):
-                raise UserError(f"{where} = {_spelled(value)}, which is not supported", ORIGINAL)
+                raise UserError(f"{where} = {_spell(value)}, which is not supported", ORIGINAL)
         elif key.removeprefix("ggml.") in _FLAGS and type(value) is not bool:
-            raise UserError(f"{where} = {_spelled(value)}, neither true nor false", DOWNLOAD_AGAIN)
+            raise UserError(f"{where} = {_spell(value)}, neither true nor false", DOWNLOAD_AGAIN)
         elif key not in known and not key.startswith("chat_template."):
             raise UserError(f"{where}, which is not known", ORIGINAL)
 
 
-def _spelled(value: Value) -> str:
+def _spell(value: Value) -> str:
     return f"a list of {value.length}" if isinstance(value, Listed) else f"{value!r:.100}"
 
 

@@ -3,5 +3,5 @@
 A tensor becomes integers (`integers.py`) that are read from the checkpoint or rounded
 (`rounding.py`), or stays in fp8 (`fp8.py`): `choice.py` decides, by `--weights`. A build stores
 each in parts, a file each (`parts.py`): integers, scales, zeros. `trace/marking.py` makes these
-initializers in the place of the weight's, and `stored.py` reads them back as numbers.
+initializers in the place of the weight's.
 """

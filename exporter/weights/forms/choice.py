@@ -86,7 +86,7 @@ def refusal(form: Form, shape: tuple[int, ...]) -> str | None:
     return None
 
 
-def signed(weight: Weight | None) -> Weight | None:
+def to_signed(weight: Weight | None) -> Weight | None:
     """The weight around zero, if it can be read so."""
     if weight is None or refusal(weight.form, weight.shape):
         return None
@@ -118,7 +118,7 @@ class Choice(Protocol):
 
 @dataclass(frozen=True)
 class Kept:
-    """What the checkpoint has as integers stays so (`--weights keep`).
+    """Integers of the checkpoint stay as they are (`--weights keep`).
 
     signed: around zero. floats: what it has as floats of 4 bits stays such.
     """
@@ -131,12 +131,12 @@ class Kept:
         found = as_integers(tensor)
         if self.floats and isinstance(found, IntegerWeight) and (floats := found.floats):
             return floats
-        return signed(found) if self.signed else found
+        return to_signed(found) if self.signed else found
 
 
 @dataclass(frozen=True)
 class KeptFp8:
-    """What the checkpoint has in fp8 stays so (`--weights fp8`). dtype: of the build."""
+    """Weights of the checkpoint in fp8 stay so (`--weights fp8`). dtype: of the build."""
 
     dtype: DType
 
@@ -219,7 +219,7 @@ def notes(
     *,
     signed: bool = False,
 ) -> list[str]:
-    """What becomes of integers of a checkpoint that are not kept.
+    """Say what becomes of integers of a checkpoint that are not kept.
 
     read: names of tensors and parts that graphs read. integers: what they read as such. signed:
     around zero.
@@ -234,16 +234,16 @@ def notes(
     dequantized = Counter(
         refusal(one.form, one.shape) if signed else None for one in others if one is not None
     )
-    told = []
+    texts = []
     if again:
-        told.append(
+        texts.append(
             f"{_matrices(len(again))} rounded a second time: the checkpoint has integers in "
             f"containers of {max(again)} bits; --weights keep leaves them as they are"
         )
     for reason, count in dequantized.items():
         text = f"{_matrices(count)} dequantized to {dtype}, integers in the checkpoint"
-        told.append(text + (f": the target reads none of {reason}" if reason else ""))
-    return told
+        texts.append(text + (f": the target reads none of {reason}" if reason else ""))
+    return texts
 
 
 def _matrices(count: int) -> str:

@@ -27,7 +27,6 @@ from snapexport.exporter.weights.tensor_file import Calculated, Tensor, hole
 from snapexport.files.copying import is_hole
 from snapexport.files.dtypes import DType
 
-ROW_SCALES = ".row_scales"
 _LARGEST = 448.0
 _FP16_LARGEST = float(np.finfo(np.float16).max)
 

@@ -19,6 +19,8 @@ Bits = Literal[4, 8]
 SMALLEST_BLOCK = 16
 """MatMulNBits takes blocks of 16, 32, 64, 128 and 256."""
 LARGEST_BLOCK = 256
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+"""The values of floats of 4 bits (OCP Microscaling Formats v1.0)."""
 LARGEST_SCALE = float(np.finfo(np.float32).max) / 512
 """Below it, no product with an integer of 8 bits overflows."""
 
@@ -70,7 +72,7 @@ class IntegerRows:
     zeros: NDArray[np.uint8] | None = None
     minima: NDArray[np.float32] | None = None
 
-    def dequantized(self, form: Form) -> NDArray[np.float32]:
+    def dequantize(self, form: Form) -> NDArray[np.float32]:
         """fp32 [n,K]: (q - zero) * scale + minimum, with columns in the order of q."""
         columns = self.q.shape[1]
 
@@ -120,7 +122,7 @@ class IntegerWeight(Calculated):
 
     @property
     def order(self) -> NDArray[np.int64] | None:
-        """The weight's column for each column of q; None: as they lie (`form.ordered`)."""
+        """The weight's column for each column of q; None: in order (`form.ordered`)."""
         return None
 
     @abstractmethod
@@ -134,16 +136,16 @@ class IntegerWeight(Calculated):
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The dequantized elements in order, flat, in blocks of whole rows."""
         if self.shape[1] % multiple == 0:
-            yield from self._dequantized(most)
+            yield from self._dequantize(most)
             return
-        whole = np.concatenate(list(self._dequantized(most)))
+        whole = np.concatenate(list(self._dequantize(most)))
         assert whole.size % multiple == 0, (self.shape, multiple)
         yield whole
 
-    def _dequantized(self, most: int) -> Iterator[NDArray[np.float32]]:
+    def _dequantize(self, most: int) -> Iterator[NDArray[np.float32]]:
         order = self.order
         for some in self.rows(most):
-            values = some.dequantized(self.form)
+            values = some.dequantize(self.form)
             if order is not None:
                 values[:, order] = values.copy()
             yield values.reshape(-1)
@@ -178,7 +180,7 @@ class JoinedIntegers(IntegerWeight):
         step = max(1, most // 2 // self.shape[1])
         both = (_in_steps(one.rows(most // 2), step) for one in (self.first, self.second))
         for pair in zip(*both, strict=True):
-            yield _joined(pair, _interleaved)
+            yield _join(pair, _interleave)
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ class IntegerStack:
 
     @property
     def order(self) -> None:
-        """Stacks are of columns as they lie."""
+        """Columns of stacks are in order."""
         return None
 
     def rows(self, most: int) -> Iterator[IntegerRows]:
@@ -207,7 +209,7 @@ class IntegerStack:
 
 
 def as_integers(tensor: Tensor) -> IntegerWeight | IntegerStack | None:
-    """A tensor as integers, if all that it is made of is such, in one form and as columns lie."""
+    """A tensor as integers, if all of its parts are such, in one form with columns in order."""
     match tensor:
         case IntegerWeight():
             return tensor
@@ -231,20 +233,20 @@ def _in_steps(rows: Iterator[IntegerRows], step: int) -> Iterator[IntegerRows]:
     for some in rows:
         rest.append(some)
         if sum(len(one.q) for one in rest) >= step:
-            whole = _joined(rest, np.concatenate)
+            whole = _join(rest, np.concatenate)
             full = len(whole.q) // step * step
             for start in range(0, full, step):
                 yield _cut(whole, slice(start, start + step))
             rest = [_cut(whole, slice(full, None))] if full < len(whole.q) else []
     if rest:
-        yield _joined(rest, np.concatenate)
+        yield _join(rest, np.concatenate)
 
 
-def _interleaved(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def _interleave(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.stack(arrays, axis=1).reshape(-1, arrays[0].shape[1])
 
 
-def _joined(some: Sequence[IntegerRows], join: Join) -> IntegerRows:
+def _join(some: Sequence[IntegerRows], join: Join) -> IntegerRows:
     def of(values: list[Any]) -> NDArray[Any] | None:
         return None if values[0] is None else join(values)
 

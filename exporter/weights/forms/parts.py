@@ -1,9 +1,9 @@
-"""Stores a weight of integers in parts, a file each.
+"""Stores a weight of few bits in parts, a file each, and reads them back as numbers.
 
     .int4 | .int8   uint8 [N,blocks,block * bits / 8]: of 4 bits, integer 2i of a block is in the
                     low half of byte i
     .signed4        uint8 [N,K/2], and .signed8, int8 [N,K]: the same less 2^(bits - 1), in their
-                    place (signed.py)
+                    place (`choice.py`)
     .fp4            uint8 [N,K/2], floats e2m1 in their place (Fp4)
     .scales         [N,blocks], in the build's dtype; of .fp4 in fp8
     .factor         fp32, of .fp4: one for all scales
@@ -12,7 +12,7 @@
     .order          int64 [K]: the weight's column for each column of the integers
 
 w = (q - zero) * scale + minimum; without .zeros the zero is 2^(bits - 1). K is padded to
-whole blocks. Of a stack [E,N,K] the parts are [E,N,...], and integers lie as [E,N,K * bits / 8]:
+whole blocks. Of a stack [E,N,K] the parts are [E,N,...], and integers are [E,N,K * bits / 8]:
 this is the layout of MatMulNBits and QMoE.
 """
 
@@ -20,11 +20,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from snapexport.exporter.weights.forms.integers import (
+    E2M1,
     Bits,
     Form,
     Fp4,
@@ -32,12 +35,13 @@ from snapexport.exporter.weights.forms.integers import (
     IntegerStack,
     IntegerWeight,
 )
+from snapexport.exporter.weights.readers import read_quantization
 from snapexport.exporter.weights.tensor_file import BLOCK, Progress, WeightWriter, cast
 from snapexport.files.dtypes import BY_SAFETENSORS
 from snapexport.files.safetensors import TensorSpan
 
 SCALES, ZEROS, MINIMA, ORDER, TRANSPOSED = ".scales", ".zeros", ".minima", ".order", ".transposed"
-FP4, FACTOR = ".fp4", ".factor"
+FP4, FACTOR, ROW_SCALES = ".fp4", ".factor", ".row_scales"
 PACKED: Mapping[Bits, str] = {4: ".int4", 8: ".int8"}
 SIGNED: Mapping[Bits, str] = {4: ".signed4", 8: ".signed8"}
 _ENDS = (*PACKED.values(), *SIGNED.values(), FP4, SCALES, ZEROS, MINIMA, ORDER, FACTOR)
@@ -86,7 +90,7 @@ def write(
 ) -> Iterator[WeightWriter]:
     """Write a file for each part. Raises UserError for values that can't be read."""
     if isinstance(weight, Fp4):
-        yield from _copied(name, weight, directory, progress)
+        yield from _copy(name, weight, directory, progress)
         return
     form, of_parts = weight.form, shapes(weight.form, weight.shape)
     small: dict[str, list[bytes]] = {end: [] for end in (SCALES, ZEROS, MINIMA)}
@@ -94,7 +98,7 @@ def write(
     dtype_of_packed, shape = _dtype(packed, dtype), of_parts.pop(packed)
     with WeightWriter(directory, name + packed, dtype_of_packed, shape, progress) as file:
         for rows in weight.rows(BLOCK):
-            file.write(_padded(rows.q, form).tobytes())
+            file.write(_pad(rows.q, form).tobytes())
             for end, values in _small_parts(name, rows, form, dtype).items():
                 small[end].append(values.tobytes())
     yield file
@@ -107,7 +111,7 @@ def write(
         yield file
 
 
-def _copied(name: str, weight: Fp4, directory: Path, progress: Progress) -> Iterator[WeightWriter]:
+def _copy(name: str, weight: Fp4, directory: Path, progress: Progress) -> Iterator[WeightWriter]:
     for end, span in ((FP4, weight.values), (SCALES, weight.scales)):
         with WeightWriter(directory, name + end, span.dtype, span.shape, progress) as file:
             file.copy(span)
@@ -117,15 +121,15 @@ def _copied(name: str, weight: Fp4, directory: Path, progress: Progress) -> Iter
     yield file
 
 
-def _padded(q: NDArray[np.uint8], form: Form) -> NDArray[np.uint8]:
+def _pad(q: NDArray[np.uint8], form: Form) -> NDArray[np.uint8]:
     """The integers in whole blocks, as they are stored."""
     rest = -q.shape[1] % form.block
     if rest:
         q = np.pad(q, ((0, 0), (0, rest)), constant_values=form.zero or 0).astype(np.uint8)
-    return _packed(q ^ np.uint8(form.middle) if form.signed else q, form.bits)
+    return _pack(q ^ np.uint8(form.middle) if form.signed else q, form.bits)
 
 
-def _packed(values: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
+def _pack(values: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
     """Rows of integers as rows of bytes."""
     if bits == 8:
         return values
@@ -142,7 +146,7 @@ def _small_parts(
     if form.signed:
         cast(name, rows.scales * np.float32(form.middle), dtype)  # the largest value in a graph
     if rows.zeros is not None:
-        found[ZEROS] = _packed(rows.zeros, form.bits)
+        found[ZEROS] = _pack(rows.zeros, form.bits)
     if rows.minima is not None:
         assert form.zero is not None
         shift = np.float32(form.middle - form.zero)
@@ -183,3 +187,92 @@ def bits_per_weight(placed: Mapping[str, TensorSpan], integers: Mapping[str, Wei
 def _flag(dtype: str) -> str:
     found = BY_SAFETENSORS[dtype]
     return found.flag or found.numpy
+
+
+_MIDDLES = {4: 0x88, 8: 0x80}
+"""The middle of each integer of a byte, which signed ones lack."""
+
+
+def dequantize(
+    stored: Mapping[str, torch.Tensor], config: Mapping[str, object] = MappingProxyType({})
+) -> dict[str, torch.Tensor]:
+    """The tensors of a build in fp32, its weights in the place of their parts.
+
+    config: of the checkpoint. Padding at the end of rows stays. Weights that were transposed are
+    turned back.
+    """
+    found = dict(stored)
+    for name in stored:
+        if name.endswith(FP4):
+            stem = name.removesuffix(FP4)
+            found[stem] = _read_fp4(found, stem)
+        for bits, end in (*PACKED.items(), *SIGNED.items()):
+            if name.endswith(end):
+                stem, packed = name.removesuffix(end), found.pop(name).view(torch.uint8)
+                if end == SIGNED[bits]:
+                    packed = packed ^ _MIDDLES[bits]
+                weight = _read_weight(found, stem, bits, packed)
+                turned = stem.endswith(TRANSPOSED)
+                found[stem.removesuffix(TRANSPOSED)] = weight.mT if turned else weight
+    return _without_fp8(found, config)
+
+
+def _read_weight(
+    stored: dict[str, torch.Tensor], stem: str, bits: int, packed: torch.Tensor
+) -> torch.Tensor:
+    """A weight [...,N,K], whose parts are taken out of `stored`."""
+    scales = stored.pop(stem + SCALES).float()
+    *leading, blocks = scales.shape
+    integers = _unpack(packed.reshape(*leading, -1), bits).reshape(*leading, blocks, -1)
+    zeros, minima, order = (stored.pop(stem + end, None) for end in (ZEROS, MINIMA, ORDER))
+    if zeros is None:
+        values = integers - (1 << bits - 1)
+    else:
+        values = integers - _unpack(zeros, bits)[..., :blocks, None]
+    values *= scales[..., None]
+    if minima is not None:
+        values += minima.float()[..., None]
+    flat = values.reshape(*leading, -1)
+    return flat if order is None else flat[..., : len(order)][..., torch.argsort(order)]
+
+
+def _read_fp4(stored: dict[str, torch.Tensor], stem: str) -> torch.Tensor:
+    """A weight [N,K] of floats of 4 bits."""
+    values = torch.from_numpy(E2M1)[_unpack(stored.pop(stem + FP4), 4).long()]
+    scales = stored.pop(stem + SCALES).float() * stored.pop(stem + FACTOR)
+    in_blocks = values.reshape(*scales.shape, -1) * scales[..., None]
+    return in_blocks.flatten(-2)
+
+
+def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Rows of bytes as rows of integers, in fp32."""
+    if bits == 4:
+        packed = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+    return packed.float()
+
+
+def _without_fp8(
+    stored: Mapping[str, torch.Tensor], config: Mapping[str, object]
+) -> dict[str, torch.Tensor]:
+    found = read_quantization(config)
+    width = found.block[1] if found else 0
+    whole = {name: one.float() for name, one in stored.items() if not name.endswith(ROW_SCALES)}
+    for name, scales in stored.items():
+        if name.endswith(ROW_SCALES):
+            weight = whole[name.removesuffix(ROW_SCALES)]
+            if scales.ndim < weight.ndim:
+                weight *= scales[:, None]
+                continue
+            columns, count = weight.shape[-1], scales.shape[-1]
+            fits = width and -(-columns // width) == count
+            of_scale = width if fits else _block_width(columns, count)
+            weight *= scales.repeat_interleave(of_scale, -1)[..., :columns]
+    return whole
+
+
+def _block_width(columns: int, count: int) -> int:
+    """The power of two of which a row has `count` blocks.
+
+    ModelOpt's config is beside the model's, and modules may differ in their blocks.
+    """
+    return next(width for width in (1 << n for n in range(32)) if -(-columns // width) == count)

@@ -24,14 +24,14 @@ _DAMPING = 0.03
 _AT_ONCE = 1 << 18
 """Elements that are rounded at a time: what fits into a processor's cache."""
 _STEP = 8
-"""Columns whose errors reach the columns behind them in one product."""
+"""Columns whose errors reach the following columns in one product."""
 _LARGEST = np.float32(np.finfo(np.float32).max * (1 - 1e-6))
 """No value may overflow when it is read."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a layer reads, for each block of its weight's columns.
+    """The inputs of a layer, for each block of its weight's columns.
 
     products: fp32 [blocks,block,block], sums of x_i x_j over samples; zero for padding.
     """
@@ -39,12 +39,12 @@ class Inputs:
     products: Floats
 
 
-def fitted(rows: Floats, form: Form, inputs: Inputs | None = None) -> IntegerRows:
+def fit(rows: Floats, form: Form, inputs: Inputs | None = None) -> IntegerRows:
     """Round rows [n,blocks,block] to integers. inputs: of blocks as wide."""
     known = inputs is not None and inputs.products.shape[:2] == rows.shape[1:]
     prepared = _Prepared.of(inputs) if inputs and known else None
     step = max(1, _AT_ONCE // max(1, rows[0].size)) if len(rows) else 1
-    parts = [_fitted(rows[at : at + step], form, prepared) for at in range(0, len(rows), step)]
+    parts = [_fit_some(rows[at : at + step], form, prepared) for at in range(0, len(rows), step)]
     q, scales, zeros = (np.concatenate(some) for some in zip(*parts, strict=True))
     return IntegerRows(q, scales, zeros if form.zero is None else None)
 
@@ -71,17 +71,17 @@ class _Prepared:
         return cls((damped / damped.mean()).astype(np.float32), moves.astype(np.float32))
 
 
-def _fitted(
+def _fit_some(
     rows: Floats, form: Form, inputs: _Prepared | None
 ) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
     sizes = np.abs(rows).max(-1, keepdims=True)
     x = rows / _above_zero(sizes)
-    scales, zeros = _searched(x, form, None if inputs is None else inputs.weights)
+    scales, zeros = _search(x, form, None if inputs is None else inputs.weights)
     top = np.float32(2 * form.middle - 1)
     if inputs is None:
         q = np.clip(np.rint(x / _above_zero(scales)) + zeros, 0, top)
     else:
-        q = _moved_on(x, scales, zeros, top, inputs.moves)
+        q = _move_errors(x, scales, zeros, top, inputs.moves)
     stored = np.minimum(scales * sizes, _LARGEST / np.maximum(zeros, top - zeros))[..., 0]
     return (
         q.astype(np.uint8).reshape(len(rows), -1),
@@ -90,7 +90,7 @@ def _fitted(
     )
 
 
-def _searched(x: Floats, form: Form, weights: Floats | None) -> tuple[Floats, Floats]:
+def _search(x: Floats, form: Form, weights: Floats | None) -> tuple[Floats, Floats]:
     """The scale and the zero point [n,blocks,1] of least error for blocks between -1 and 1.
 
     Each candidate's scale is the best one for its integers: then the error is the sum of squares
@@ -133,7 +133,9 @@ def _candidates(x: Floats, form: Form) -> Iterator[tuple[Floats, Floats]]:
         yield scale, np.clip(np.rint(top / 2 - (high + low) / (2 * scale)), 0, top)
 
 
-def _moved_on(x: Floats, scales: Floats, zeros: Floats, top: np.float32, moves: Floats) -> Floats:
+def _move_errors(
+    x: Floats, scales: Floats, zeros: Floats, top: np.float32, moves: Floats
+) -> Floats:
     """The integers, column by column of all blocks: each column's error moves on to the next."""
     of_columns = np.ascontiguousarray(x.transpose(1, 2, 0))  # [blocks,block,n]
     scale, zero = (one.transpose(1, 2, 0)[:, 0] for one in (scales, zeros))
@@ -186,5 +188,5 @@ class RoundedWeight(IntegerWeight):
                     "leave out --weights int4 or int8",
                 )
             padded = np.pad(rows, ((0, 0), (0, -columns % block)))
-            found = fitted(padded.reshape(len(rows), -1, block), self.form, self.inputs)
+            found = fit(padded.reshape(len(rows), -1, block), self.form, self.inputs)
             yield IntegerRows(found.q[:, :columns], found.scales, found.zeros, found.minima)

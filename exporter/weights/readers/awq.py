@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.exporter.weights.readers.grouped import GroupedWeight, Groups, unpacked
+from snapexport.exporter.weights.readers.grouped import GroupedWeight, Groups, unpack
 from snapexport.exporter.weights.readers.quantization import (
     FLOATS,
     Quantization,
@@ -56,7 +56,7 @@ class Awq(Quantization):
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Awq":
-        """Of quantization_config without its method. Raises UserError."""
+        """Read quantization_config without its method. Raises UserError."""
         require_names("modules_to_not_convert", given.pop("modules_to_not_convert", None))
         for name in ("version", "format", "checkpoint_format"):
             value = given.pop(name, "gemm")
@@ -110,7 +110,7 @@ class AwqWeight(GroupedWeight):
 
     def _columns(self, span: TensorSpan, start: int, end: int) -> NDArray[np.uint8]:
         words = array(span)[:, start // _IN_A_WORD : end // _IN_A_WORD]
-        stored = unpacked(words, 4, end - start).reshape(len(words), -1, _IN_A_WORD)
+        stored = unpack(words, 4, end - start).reshape(len(words), -1, _IN_A_WORD)
         return np.ascontiguousarray(stored[..., _PLACES].reshape(len(words), -1).T)
 
     def _scales(self, start: int, end: int) -> NDArray[np.generic]:

@@ -2,7 +2,7 @@
 
 4 bits: x.weight has two values in a byte, the first in the high half; x.weight.absmax has a factor
 for each block of the flat matrix, and may be places in a table itself (double quantization); the
-shape lies in x.weight.quant_state.bitsandbytes__nf4 as JSON. 8 bits: x.weight int8, x.SCB [N].
+shape is in x.weight.quant_state.bitsandbytes__nf4 as JSON. 8 bits: x.weight int8, x.SCB [N].
 """
 
 import json
@@ -23,7 +23,8 @@ from snapexport.exporter.weights.readers.quantization import (
     array,
     as_scales,
     by_stem,
-    mapped,
+    map_bytes,
+    pairs_of_bytes,
     require,
     require_matrix,
     require_names,
@@ -57,12 +58,12 @@ class BitsAndBytes(Quantization):
     """bits: 4 or 8."""
 
     bits: int
-    told: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     kind = "bitsandbytes"
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "BitsAndBytes":
-        """Of quantization_config without its method. Raises UserError."""
+        """Read quantization_config without its method. Raises UserError."""
         require_names("llm_int8_skip_modules", given.pop("llm_int8_skip_modules", None))
         has: dict[int, bool] = {}
         for bits in (4, 8):
@@ -72,8 +73,8 @@ class BitsAndBytes(Quantization):
                 has[bits] = has.get(bits, False) or value
         require_value("load_in_8bit", has[8], (not has[4],))
         require_values(cls.kind, given, _VALUES, _NEUTRAL)
-        told = ("weights in nf4 and fp4 are no integers: they are dequantized",)
-        return cls(4, told) if has[4] else cls(8)
+        notes = ("weights in nf4 and fp4 are no integers: they are dequantized",)
+        return cls(4, notes) if has[4] else cls(8)
 
     def tensors(self, stored: Spans) -> dict[str, Tensor]:
         """With x.weight in the place of its parts."""
@@ -88,7 +89,7 @@ def _of_8_bits(stored: Spans) -> dict[str, Tensor]:
         rows, columns = require_matrix(name, weight)
         require(name, weight, ("I8",), (rows, columns))
         require(f"{stem}.SCB", parts["SCB"], ("F32",), (rows,))
-        if (layout := parts.get("weight_format")) is not None and mapped(layout).any():
+        if (layout := parts.get("weight_format")) is not None and map_bytes(layout).any():
             raise UserError(f"the tensor {name} is not stored by rows", "save the model again")
         groups = Groups(columns, columns)
         made[name] = _Int8(
@@ -128,7 +129,7 @@ def _of_4_bits(stored: Spans) -> dict[str, Tensor]:
 def _state(stem: str, span: TensorSpan) -> dict[str, Any]:
     if span.nbytes <= _STATE_BYTES:
         try:
-            found = json.loads(bytes(mapped(span)))
+            found = json.loads(bytes(map_bytes(span)))
         except (ValueError, RecursionError):
             found = None
         if isinstance(found, dict):
@@ -168,7 +169,7 @@ class TableTensor(Calculated):
         require(f"{name}.quant_map", parts["quant_map"], ("F32",), (16,))
         nested, offset = 1, 0.0
         if "nested_absmax" in parts or "nested_quant_map" in parts:
-            nested, offset = _nested(name, parts, state, count)
+            nested, offset = _read_nested(name, parts, state, count)
         else:
             require(f"{name}.absmax", parts["absmax"], ("F32",), (count,))
         return cls(name, shape, weight, parts, block, nested, offset)
@@ -181,8 +182,8 @@ class TableTensor(Calculated):
         """The elements in order, flat, in blocks of whole rows."""
         rows, columns = self.size
         size, step = rows * columns, rows_of(multiple, columns, most) * columns
-        table = _pairs(as_scales(self.name, array(self.parts["quant_map"])))
-        packed = mapped(self.weight)
+        table = pairs_of_bytes(as_scales(self.name, array(self.parts["quant_map"])))[:, ::-1]
+        packed = map_bytes(self.weight)
         for start in range(0, size, step):
             end = min(start + step, size)
             first = start // 2
@@ -202,7 +203,9 @@ class TableTensor(Calculated):
         return found + np.float32(self.offset)
 
 
-def _nested(name: str, parts: Parts, state: Mapping[str, Any], count: int) -> tuple[int, float]:
+def _read_nested(
+    name: str, parts: Parts, state: Mapping[str, Any], count: int
+) -> tuple[int, float]:
     """The block and the offset of factors that are quantized themselves. Raises UserError."""
     for end in _NESTED:
         if end not in parts:
@@ -228,9 +231,3 @@ def _block(name: str, value: object) -> int:
     if type(value) is int and 1 <= value <= 1 << 16:
         return value
     raise UserError(f"a block of the tensor {name} has {value!r:.100} elements", AGAIN)
-
-
-def _pairs(table: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The two values of each byte: [256,2], the high half first."""
-    both = np.arange(256)
-    return np.stack([table[both >> 4], table[both & 15]], axis=-1)

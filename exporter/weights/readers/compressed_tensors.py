@@ -20,6 +20,7 @@ from snapexport.exporter.weights.readers.quantization import (
     Spans,
     array,
     by_stem,
+    left_out_of,
     numbers,
     require,
     require_matrix,
@@ -28,7 +29,6 @@ from snapexport.exporter.weights.readers.quantization import (
     require_scaled,
     require_value,
     require_values,
-    told_of,
     with_weight,
     without,
 )
@@ -46,7 +46,7 @@ _WEIGHTS: dict[str, tuple[object, ...]] = {
     "is_mx": (None, False, True),
 }
 _NEUTRAL_OF_WEIGHTS = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-"""Keys about calibration, and types that the tensors tell."""
+"""Keys about calibration, and types that the tensors show."""
 _REGEX = "re:"
 _LONGEST = 300
 """Characters of a regular expression, and of a name that it is compared with."""
@@ -77,8 +77,8 @@ class Scheme:
 
     def groups(self, columns: int) -> Groups:
         """The groups of a row."""
-        alone = self.strategy in ("tensor", "channel")
-        return Groups(columns, columns if alone else min(self.size[1], columns))
+        is_whole = self.strategy in ("tensor", "channel")
+        return Groups(columns, columns if is_whole else min(self.size[1], columns))
 
     def scales(self, rows: int, columns: int) -> tuple[int, int]:
         """The shape of a weight's scales; (1, 1) if it has one."""
@@ -135,7 +135,7 @@ def _strategy(weights: dict[str, Any]) -> tuple[Strategy, tuple[int, int]]:
     require_value("strategy", given, _STRATEGIES)
     (strategy,) = (one for one in _STRATEGIES if one == given)
     if strategy == "block":
-        return strategy, block_size("block_structure", _listed(structure))
+        return strategy, block_size("block_structure", _as_list(structure))
     if strategy not in _GROUPED:
         return strategy, (1, LARGEST_GROUP)
     if type(group) is not int or not 1 <= group <= LARGEST_GROUP:
@@ -146,7 +146,7 @@ def _strategy(weights: dict[str, Any]) -> tuple[Strategy, tuple[int, int]]:
     return strategy, (1, group)
 
 
-def _listed(structure: object) -> object:
+def _as_list(structure: object) -> object:
     """An older version's text, such as 128x128, as the list of its numbers."""
     if isinstance(structure, str) and re.fullmatch("[0-9]{1,9}x[0-9]{1,9}", structure):
         return [int(part) for part in structure.split("x")]
@@ -199,13 +199,13 @@ class CompressedTensors(Quantization):
     """schemes: of some modules each."""
 
     schemes: tuple[Scheme, ...]
-    told: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     block: tuple[int, int] = (0, 0)
     kind = "compressed-tensors"
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "CompressedTensors":
-        """Of quantization_config without its method. Raises UserError."""
+        """Read quantization_config without its method. Raises UserError."""
         groups, caches = given.pop("config_groups", None), given.pop("kv_cache_scheme", None)
         require_names("ignore", given.pop("ignore", None))
         sparsity = given.get("sparsity_config")
@@ -217,7 +217,7 @@ class CompressedTensors(Quantization):
         read = tuple(read_scheme(name, one) for name, one in groups.items())
         schemes = tuple(one for one in read if one)
         blocks = [one.fp8_block for one in schemes if one.is_float and one.bits == 8]
-        return cls(schemes, told_of(groups, caches), blocks[0] if blocks else (0, 0))
+        return cls(schemes, left_out_of(groups, caches), blocks[0] if blocks else (0, 0))
 
     def tensors(self, stored: Spans) -> dict[str, Tensor]:
         """With x.weight in the place of its parts."""
@@ -231,7 +231,7 @@ class CompressedTensors(Quantization):
         return {**others, **made}
 
     def _weight(self, stem: str, parts: Parts) -> Tensor:
-        """By the first scheme that fits, of those that name the module, or its class."""
+        """The weight by the first scheme that fits, of those that name the module, or its class."""
         schemes = self.schemes
         if len(schemes) > 1:
             named = tuple(one for one in schemes if one.names(stem))
@@ -253,17 +253,17 @@ def _by_scheme(stem: str, parts: Parts, scheme: Scheme) -> Tensor:
     if packed is not None and packed.dtype == "U8":
         return _float_of_4_bits(stem, parts, scheme)
     if packed is not None:
-        return _packed(stem, parts, scheme)
+        return _read_packed(stem, parts, scheme)
     assert whole is not None
     if whole.dtype == "F8_E4M3":
         _require_kind(stem, scheme, 8, is_float=True)
         grid = scheme.scales(*require_matrix(f"{stem}.weight", whole))
         name, scales = f"{stem}.weight", parts["weight_scale"]
         return Fp8Tensor.of(name, whole, scales, scheme.fp8_block, grid)
-    return _signed(stem, parts, scheme)
+    return _read_signed(stem, parts, scheme)
 
 
-def _packed(stem: str, parts: Parts, scheme: Scheme) -> Tensor:
+def _read_packed(stem: str, parts: Parts, scheme: Scheme) -> Tensor:
     name, packed = f"{stem}.weight_packed", parts["weight_packed"]
     _require_kind(stem, scheme, scheme.bits, is_float=False)
     rows, words = require_matrix(name, packed)
@@ -283,7 +283,7 @@ def _packed(stem: str, parts: Parts, scheme: Scheme) -> Tensor:
     ).readable
 
 
-def _signed(stem: str, parts: Parts, scheme: Scheme) -> Tensor:
+def _read_signed(stem: str, parts: Parts, scheme: Scheme) -> Tensor:
     _require_kind(stem, scheme, scheme.bits, is_float=False)
     rows, columns = require_matrix(f"{stem}.weight", parts["weight"])
     require(f"{stem}.weight", parts["weight"], ("I8",), (rows, columns))
@@ -297,7 +297,7 @@ def _signed(stem: str, parts: Parts, scheme: Scheme) -> Tensor:
 
 
 def _common(stem: str, parts: Parts, scheme: Scheme, rows: int, columns: int) -> dict[str, Any]:
-    """What integers have in either layout."""
+    """The fields that integers have in either layout."""
     groups, wanted = scheme.groups(columns), scheme.scales(rows, columns)
     require_one(f"{stem}.weight_scale", parts["weight_scale"], FLOATS, wanted)
     zeros, g_idx = parts.get("weight_zero_point"), parts.get("weight_g_idx")

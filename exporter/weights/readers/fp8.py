@@ -23,8 +23,8 @@ from snapexport.exporter.weights.readers.quantization import (
     Quantization,
     Spans,
     by_stem,
-    mapped,
-    replaced,
+    map_bytes,
+    replace_pairs,
     require_names,
     require_scaled,
     require_values,
@@ -41,7 +41,7 @@ _SCALE_TYPES |= {"F16": np.float16, "U8": ml_dtypes.float8_e8m0fnu}
 _SCALES = "_scale_inv"
 _LARGEST_BLOCK = 1 << 14
 _NAN = 127
-"""Of either sign."""
+"""NaN of either sign."""
 WIDTH = 128
 """Rows and columns of a block where a scale is of a whole matrix or row."""
 _NAMES = ("modules_to_not_convert", "ignored_layers")
@@ -66,23 +66,23 @@ class Fp8(Quantization):
 
     block: tuple[int, int] = (WIDTH, WIDTH)
     whole: bool = False
-    told: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     kind = "fp8"
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Fp8":
-        """Of quantization_config without its method. Raises UserError."""
+        """Read quantization_config without its method. Raises UserError."""
         for name in _NAMES:
             require_names(name, given.pop(name, None))
         size = given.pop("weight_block_size", [WIDTH, WIDTH])
         block = (WIDTH, WIDTH) if size is None else block_size("weight_block_size", size)
         require_values(cls.kind, given, _VALUES)
-        told = (STATIC,) if given.get("activation_scheme") == "static" else ()
-        return cls(block, size is None, told)
+        notes = (STATIC,) if given.get("activation_scheme") == "static" else ()
+        return cls(block, size is None, notes)
 
     def tensors(self, stored: Spans) -> dict[str, Tensor]:
         """`x` [N,K] and `x_scale_inv` become x [N,K]."""
-        found = replaced(stored, ("", _SCALES), self._tensor)
+        found = replace_pairs(stored, ("", _SCALES), self._tensor)
         for name, tensor in found.items():
             if isinstance(tensor, TensorSpan) and tensor.dtype == "F8_E4M3":
                 raise UserError(f"the tensor {name} is fp8 and has no {name}{_SCALES}", AGAIN)
@@ -153,7 +153,7 @@ class Fp8Tensor(Calculated):
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks of whole rows."""
         (rows, columns), (height, width) = self.shape, self.block
-        stored = mapped(self.stored).reshape(rows, columns)
+        stored = map_bytes(self.stored).reshape(rows, columns)
         factors: NDArray[np.float32] | None = None
         for start, end, is_zero in steps(self.stored, rows, rows_of(multiple, columns, most)):
             if is_zero:
@@ -181,7 +181,7 @@ class Fp8Tensor(Calculated):
 
     def factors(self) -> NDArray[np.float32]:
         """The scale of each block in fp32. Raises UserError for one that is no factor."""
-        stored = mapped(self.scales).view(_SCALE_TYPES[self.scales.dtype])
+        stored = map_bytes(self.scales).view(_SCALE_TYPES[self.scales.dtype])
         shape = self.scales.shape if len(self.scales.shape) == 2 else (-1, 1)
         factors: NDArray[np.float32] = stored.astype(np.float32).reshape(shape)
         if not (np.isfinite(factors) & (factors >= 0)).all():
@@ -211,13 +211,13 @@ def _values() -> NDArray[np.float32]:
 class Fbgemm(Quantization):
     """A scale for each row."""
 
-    told: tuple[str, ...] = (STATIC,)
+    left_out: tuple[str, ...] = (STATIC,)
     block: tuple[int, int] = (1, WIDTH)
     kind = "fbgemm_fp8"
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Fbgemm":
-        """Of quantization_config without its method. Raises UserError."""
+        """Read quantization_config without its method. Raises UserError."""
         require_names("modules_to_not_convert", given.pop("modules_to_not_convert", None))
         require_values(cls.kind, given, {}, ("activation_scale_ub",))
         return cls()

@@ -1,7 +1,7 @@
 """Takes the blocks of GGUF's plain and K types apart: integers, and their scales and minima.
 
 A function takes blocks [n,bytes]. Nothing is rounded: what is multiplied here, the package `gguf`
-multiplies too. Integers are shifted so that zero lies in the middle of their container.
+multiplies too. Integers are shifted so that zero is in the middle of their container.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from snapexport.exporter.weights.forms.integers import (
     Form,
 )
+from snapexport.exporter.weights.readers.quantization import doubled_e2m1, e8m0
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -40,7 +41,7 @@ def fields(raw: Bytes, run: int, bits: int) -> Bytes:
     return found.reshape(len(raw), -1)
 
 
-def joined(low: Bytes, high: Bytes, bits: int) -> Bytes:
+def join_bits(low: Bytes, high: Bytes, bits: int) -> Bytes:
     """Numbers whose lowest `bits` bits are `low`."""
     found: Bytes = low | (high << np.uint8(bits))
     return found
@@ -68,13 +69,13 @@ def q4_1(raw: Bytes) -> Parts:
 
 def q5_0(raw: Bytes) -> Parts:
     """32 integers of 5 bits after a scale: the highest bits, then the others."""
-    q = joined(fields(raw[:, 6:], 16, 4), low_bits_first(raw[:, 2:6]), 4)
+    q = join_bits(fields(raw[:, 6:], 16, 4), low_bits_first(raw[:, 2:6]), 4)
     return Parts(q + np.uint8(128 - 16), fp16(raw[:, :2]))
 
 
 def q5_1(raw: Bytes) -> Parts:
-    """As Q5_0, with a minimum."""
-    q = joined(fields(raw[:, 8:], 16, 4), low_bits_first(raw[:, 4:8]), 4)
+    """32 integers as Q5_0 has them, with a minimum."""
+    q = join_bits(fields(raw[:, 8:], 16, 4), low_bits_first(raw[:, 4:8]), 4)
     return Parts(q, fp16(raw[:, :2]), fp16(raw[:, 2:4]))
 
 
@@ -91,9 +92,9 @@ def q2_k(raw: Bytes) -> Parts:
 
 def q3_k(raw: Bytes) -> Parts:
     """256 integers of 3 bits, the highest apart; scales of 16 parts in 6 bits."""
-    q = joined(fields(raw[:, 32:96], 32, 2), fields(raw[:, :32], 32, 1), 2)
-    factors = joined(fields(raw[:, 96:104], 8, 4), fields(raw[:, 104:108], 4, 2), 4)
-    return Parts(q + np.uint8(8 - 4), fp16(raw[:, 108:]) * _signed(factors))
+    q = join_bits(fields(raw[:, 32:96], 32, 2), fields(raw[:, :32], 32, 1), 2)
+    factors = join_bits(fields(raw[:, 96:104], 8, 4), fields(raw[:, 104:108], 4, 2), 4)
+    return Parts(q + np.uint8(8 - 4), fp16(raw[:, 108:]) * _to_signed(factors))
 
 
 def q4_k(raw: Bytes) -> Parts:
@@ -102,20 +103,20 @@ def q4_k(raw: Bytes) -> Parts:
 
 
 def q5_k(raw: Bytes) -> Parts:
-    """As Q4_K, with the highest bits apart."""
-    q = joined(fields(raw[:, 48:], 32, 4), fields(raw[:, 16:48], 32, 1), 4)
+    """256 integers as Q4_K has them, with the highest bits apart."""
+    q = join_bits(fields(raw[:, 48:], 32, 4), fields(raw[:, 16:48], 32, 1), 4)
     return Parts(q, *_scales_and_minima(raw))
 
 
 def q6_k(raw: Bytes) -> Parts:
     """256 integers of 6 bits, the highest two apart; scales of 16 parts in a byte."""
-    q = joined(fields(raw[:, :128], 64, 4), fields(raw[:, 128:192], 32, 2), 4)
+    q = join_bits(fields(raw[:, :128], 64, 4), fields(raw[:, 128:192], 32, 2), 4)
     factors = np.ascontiguousarray(raw[:, 192:208]).view(np.int8)
     return Parts(q + np.uint8(128 - 32), fp16(raw[:, 208:]) * factors)
 
 
 def _scales_and_minima(raw: Bytes) -> tuple[Floats, Floats]:
-    """Of 8 parts of a block, in 6 bits each: 4 bytes of scales, of minima, and of both."""
+    """Scales and minima of 8 parts in 6 bits each: 4 bytes of scales, of minima, and of both."""
     d, least, packed = fp16(raw[:, :2]), fp16(raw[:, 2:4]), raw[:, 4:16]
     scales, minima, both = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     high_scales = (both & 15) | (scales >> 2) & 0x30
@@ -125,16 +126,13 @@ def _scales_and_minima(raw: Bytes) -> tuple[Floats, Floats]:
     return d * scales, -(least * minima)
 
 
-def _signed(factors: Bytes) -> NDArray[np.int8]:
-    """6 bits, of which 32 stands for 0."""
+def _to_signed(factors: Bytes) -> NDArray[np.int8]:
+    """6 bits, of which 32 means 0."""
     return factors.view(np.int8) - np.int8(32)
 
 
 _MIDDLE = 128
-"""Stands for 0 in a container of 8 bits."""
-_FP4 = (0, 1, 2, 3, 4, 6, 8, 12)
-"""The values of e2m1, doubled."""
-_E8M0_NAN = 255
+"""The integer for 0 in a container of 8 bits."""
 
 
 def iq4_nl(raw: Bytes) -> Parts:
@@ -145,21 +143,20 @@ def iq4_nl(raw: Bytes) -> Parts:
 def iq4_xs(raw: Bytes) -> Parts:
     """256 places in IQ4_NL's table; scales of 8 parts in 6 bits."""
     high = _spread(_words(raw[:, 2:4], "<u2"), 8, 2)
-    factors = joined(fields(raw[:, 4:8], 1, 4), high.astype(np.uint8), 4)
+    factors = join_bits(fields(raw[:, 4:8], 1, 4), high.astype(np.uint8), 4)
     scales = fp16(raw[:, :2]) * (factors.view(np.int8) - np.int8(32))
     return Parts(_iq4()[fields(raw[:, 8:], 16, 4)], scales)
 
 
 def mxfp4(raw: Bytes) -> Parts:
     """Half a power of two for each block, as the values are doubled."""
-    scales = np.ldexp(np.float32(1), raw[:, :1].astype(np.int32) - 128).astype(np.float32)
-    scales[raw[:, :1] == _E8M0_NAN] = np.nan
-    return Parts(_fp4()[fields(raw[:, 1:], 16, 4)], scales)
+    scales = e8m0(raw[:, :1]) * np.float32(0.5)
+    return Parts(doubled_e2m1()[fields(raw[:, 1:], 16, 4)], scales)
 
 
 def nvfp4(raw: Bytes) -> Parts:
     """64 floats of 4 bits after the scales of 4 parts, each a float of 8 bits."""
-    q = _fp4()[fields(raw[:, 4:], 8, 4)]
+    q = doubled_e2m1()[fields(raw[:, 4:], 8, 4)]
     return Parts(q, _unsigned_e4m3()[raw[:, :4]] * np.float32(0.5))
 
 
@@ -171,7 +168,7 @@ def tq1_0(raw: Bytes) -> Parts:
 
 
 def tq2_0(raw: Bytes) -> Parts:
-    """256 integers of 2 bits, of which 1 stands for 0."""
+    """256 integers of 2 bits, of which 1 means 0."""
     return Parts(fields(raw[:, :64], 32, 2) + np.uint8(8 - 1), fp16(raw[:, 64:]))
 
 
@@ -225,7 +222,7 @@ def iq1_s(raw: Bytes) -> Parts:
 
 
 def iq1_m(raw: Bytes) -> Parts:
-    """As IQ1_S. The factor's bits are the highest four of each word of scales."""
+    """Eighths as IQ1_S has them. The factor's bits are the highest four of each word of scales."""
     words, high = _words(raw[:, 48:], "<u2"), fields(raw[:, 32:48], 1, 4)
     parts = words >> 12 << np.array([0, 4, 8, 12], np.uint16)
     d: Floats = (
@@ -259,7 +256,7 @@ def _quarters(d: Bytes, packed: Bytes) -> Floats:
 
 
 def _listed_signs(words: NDArray[Any]) -> Bytes:
-    """Of each word four lists of 8 signs, by their numbers of 7 bits."""
+    """Four lists of 8 signs for each word, by their numbers of 7 bits."""
     return low_bits_first(_signs()[_spread(words, 4, 7)])
 
 
@@ -304,12 +301,6 @@ def _iq4() -> Bytes:
 
 
 @cache
-def _fp4() -> Bytes:
-    values = np.array([*_FP4, *(-value for value in _FP4)])
-    return (_MIDDLE + values).astype(np.uint8)
-
-
-@cache
 def _unsigned_e4m3() -> Floats:
     """The values of all bytes, whose highest bit has no meaning; llama.cpp takes 127 as 0."""
     import ml_dtypes
@@ -331,7 +322,7 @@ class Kind:
 _MIDDLE_4 = {block: Form(4, block, 8) for block in (16, 32, 128, 256)}
 _MIDDLE_8 = {32: Form(8, 32, 128), 16: Form(8, 16, 128)}
 _FROM_0 = {4: Form(4, 32, 0, minima=True), 5: Form(8, 32, 112, minima=True)}
-"""By the bits of integers from 0 on, which are moved by the zero to the middle of their container:
+"""Forms by the bits of integers from 0 on, which the zero moves to the middle of their container:
 sums of products would cancel otherwise, and the error of activations in 8 bits would not."""
 KINDS: Mapping[str, Kind] = {
     "Q1_0": Kind(_MIDDLE_4[128], q1_0),
@@ -359,7 +350,7 @@ KINDS: Mapping[str, Kind] = {
     "IQ4_NL": Kind(_MIDDLE_8[32], iq4_nl),
     "IQ4_XS": Kind(_MIDDLE_8[32], iq4_xs),
 }
-"""By ggml's names. Dequantized, each equals what the package `gguf` makes of it, bit for bit.
+"""Types by ggml's names. Dequantized, each equals what the package `gguf` makes of it, bit for bit.
 
 The package does not dequantize Q1_0.
 """

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from snapexport.errors import UserError
 from snapexport.exporter.weights.readers.awq import Awq
-from snapexport.exporter.weights.readers.grouped import GroupedWeight, Groups, unpacked, words_for
+from snapexport.exporter.weights.readers.grouped import GroupedWeight, Groups, unpack, words_for
 from snapexport.exporter.weights.readers.quantization import (
     FLOATS,
     KEY,
@@ -50,7 +50,7 @@ _NEUTRAL = (
     *("backend", "exllama_config", "use_exllama", "disable_exllama", "use_cuda_fp16"),
     *("model_name_or_path", "model_file_base_name", "quant_method", "parallel_packing"),
 )
-"""Keys about kernels and about how the weights were quantized, or that the tensors tell."""
+"""Keys about kernels and about how the weights were quantized, or that the tensors show."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Gptq(Quantization):
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Gptq":
-        """Of quantization_config without its method. Raises UserError."""
+        """Read quantization_config without its method. Raises UserError."""
         formats = {given.pop(name, None) for name in ("checkpoint_format", "format")} - {None}
         for name in formats:
             require_value("checkpoint_format", name, _FORMATS)
@@ -113,7 +113,7 @@ class Gptq(Quantization):
         return weight.readable
 
     def _bits(self, rows: int, zeros: TensorSpan) -> int:
-        """Those of a matrix, which `dynamic` may give others than the rest."""
+        """The bits of a matrix, which `dynamic` may give others than the rest."""
         for bits in _BITS if self.dynamic else ():
             if zeros.shape[1:] == (words_for(rows, bits),):
                 return bits
@@ -128,7 +128,7 @@ class Gptq(Quantization):
 
 
 def _dynamic(value: object) -> bool:
-    """Whether some modules are quantized otherwise: their tensors tell how, or that they aren't."""
+    """Whether some modules are quantized otherwise: their tensors show how, or that they aren't."""
     if value is None:
         return False
     if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
@@ -149,14 +149,14 @@ class GptqWeight(GroupedWeight):
 
     def _integers(self, start: int, end: int) -> NDArray[np.uint8]:
         words = array(self.weights)[:, start:end].T
-        return unpacked(words, self.bits, self.groups.columns)
+        return unpack(words, self.bits, self.groups.columns)
 
     def _zeros(self, start: int, end: int) -> NDArray[np.uint8]:
         first, last = start * self.bits // 32, words_for(end, self.bits)
         stored = np.ascontiguousarray(array(self.zeros)[:, first:last])
         if self.less_one and 8 % self.bits == 0:  # a borrow went on into the next zero
             stored = stored + np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1))
-        found = unpacked(stored, self.bits, end - start)
+        found = unpack(stored, self.bits, end - start)
         if self.less_one and 8 % self.bits:
             found = (found + np.uint8(1)) & np.uint8((1 << self.bits) - 1)
         return np.ascontiguousarray(found.T)
@@ -189,13 +189,13 @@ _ROUND_NEUTRAL = (
     *("static_attention_granularity", "static_kv_granularity", "autoround_version", "provider"),
     *("block_name_to_quantize", "sym"),
 )
-"""Keys about how the weights were rounded, or that the tensors tell."""
+"""Keys about how the weights were rounded, or that the tensors show."""
 _OF_WEIGHTS = ("bits", "group_size")
 _FEWEST_WHOLE = 16
 
 
 def read_auto_round(given: dict[str, Any]) -> Quantization:
-    """Of quantization_config without its method. Raises UserError."""
+    """Read quantization_config without its method. Raises UserError."""
     packing = given.pop("packing_format", "auto_round:auto_gptq")
     require_value("packing_format", packing, (*_VERSIONS, _AWQ))
     require_names("modules_to_not_convert", given.pop("modules_to_not_convert", None))

@@ -25,7 +25,7 @@ from snapexport.files.safetensors import TensorSpan
 _WORD = 32
 
 
-def unpacked(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
+def unpack(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
     """The first `count` integers of each row of words [n,W]. They may go across words."""
     rows = len(words)
     packed = np.ascontiguousarray(words, "<u4")
@@ -43,7 +43,7 @@ def words_for(count: int, bits: int) -> int:
 
 
 def _across_words(packed: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    """32 integers lie in `bits` words."""
+    """32 integers are in `bits` words."""
     rows, width = packed.shape
     periods = np.pad(packed, ((0, 0), (0, -width % bits))).reshape(rows, -1, bits)
     found = np.empty((rows, periods.shape[1], _WORD), np.uint8)
@@ -85,7 +85,7 @@ class Groups:
         return SMALLEST_BLOCK <= self.block <= LARGEST_BLOCK and self.block.bit_count() == 1
 
     def spread(self, values: NDArray[T]) -> NDArray[T]:
-        """Of values for each group [n,count] those of each block."""
+        """The values of each block, of those for each group [n,count]."""
         blocks = -(-self.columns // self.block)
         if self.count == 1:
             return values.repeat(blocks, axis=1)
@@ -111,7 +111,7 @@ class Floats(Calculated):
 _MOST = 1 << 22
 """Elements read at a time: that takes several times their memory."""
 _STEP = 32
-"""Rows that are read at a time are a multiple: zeros of 32 rows lie in whole words."""
+"""Rows that are read at a time are a multiple: zeros of 32 rows are in whole words."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -143,7 +143,7 @@ class GroupedWeight(IntegerWeight):
 
     @property
     def order(self) -> NDArray[np.int64] | None:
-        """The weight's column for each column of q; None: as they lie."""
+        """The weight's column for each column of q; None: in order."""
         return self._order
 
     @cached_property
@@ -154,7 +154,7 @@ class GroupedWeight(IntegerWeight):
 
     @cached_property
     def shift(self) -> int | None:
-        """What moves the one zero to the middle of the container.
+        """The number that moves the one zero to the middle of the container.
 
         None if groups have several, or if integers would leave the container.
         """

@@ -18,6 +18,7 @@ from snapexport.exporter.weights.readers.quantization import (
     Quantization,
     Spans,
     by_stem,
+    left_out_of,
     require,
     require_matrix,
     require_names,
@@ -25,7 +26,6 @@ from snapexport.exporter.weights.readers.quantization import (
     require_scaled,
     require_value,
     require_values,
-    told_of,
     with_weight,
     without,
 )
@@ -40,7 +40,7 @@ _VALUES: dict[str, tuple[object, ...]] = {
     "group_size": (None, 16, 32),
 }
 _NEUTRAL = ("producer", "config_groups", "quantized_layers")
-"""The algorithm tells the same."""
+"""Keys that say the same as the algorithm."""
 _CHANGING = ("pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b", "weight_zero_point")
 """Parts that change what a layer computes."""
 _POSSIBLE = ("weight_scale_2", *_CHANGING)
@@ -51,15 +51,15 @@ Parts = Mapping[str, TensorSpan]
 
 @dataclass(frozen=True)
 class ModelOpt(Quantization):
-    """Which modules are quantized, and how, shows in their tensors."""
+    """Tensors show which modules are quantized, and how."""
 
-    told: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     block: tuple[int, int] = (0, 0)
     kind = "modelopt"
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "ModelOpt":
-        """Of quantization_config, or of hf_quant_config.json. Raises UserError."""
+        """Read quantization_config, or hf_quant_config.json. Raises UserError."""
         inner = given.pop("quantization", {})
         if not isinstance(inner, dict):
             raise UserError(f"{KEY}: quantization is no table", "correct hf_quant_config.json")
@@ -71,9 +71,9 @@ class ModelOpt(Quantization):
         given.pop("kv_cache_quant_algo", None)
         require_values(cls.kind, given, _VALUES, _NEUTRAL)
         quantized = any(not name.startswith("W4A16") for name in algorithms)
-        told = told_of({"": {"input_activations": quantized}}, caches)
+        notes = left_out_of({"": {"input_activations": quantized}}, caches)
         block = (1, _MX_BLOCK) if "MXFP8" in algorithms else (WIDTH, WIDTH)
-        return cls(told, block if any("FP8" in one for one in algorithms) else (0, 0))
+        return cls(notes, block if any("FP8" in one for one in algorithms) else (0, 0))
 
     def tensors(self, stored: Spans) -> dict[str, Tensor]:
         """With x.weight in the place of its parts."""

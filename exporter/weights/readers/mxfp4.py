@@ -6,7 +6,6 @@ blocks uint8 [...,K/32,16]: value 2i of a block is in the low half of byte i. sc
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any
 
@@ -15,13 +14,16 @@ from numpy.typing import NDArray
 
 from snapexport.errors import UserError
 from snapexport.exporter.weights.arranged import Swapped
+from snapexport.exporter.weights.forms.integers import E2M1
 from snapexport.exporter.weights.readers.quantization import (
     AGAIN,
     ORIGINAL,
     Quantization,
     Spans,
-    mapped,
-    replaced,
+    e8m0,
+    map_bytes,
+    pairs_of_bytes,
+    replace_pairs,
     require_names,
     require_values,
     rows_of,
@@ -32,8 +34,6 @@ from snapexport.exporter.weights.tensor_file import Calculated, Tensor
 from snapexport.files.safetensors import TensorSpan
 
 BLOCK = 32
-_BIAS = 127
-_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Mxfp4(Quantization):
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Mxfp4":
-        """Of quantization_config without its method. Raises UserError."""
+        """Read quantization_config without its method. Raises UserError."""
         for name in ("modules_to_not_convert", "ignored_layers"):
             require_names(name, given.pop(name, None))
         require_values(cls.kind, given, {"dequantize": (True, False)})
@@ -53,7 +53,7 @@ class Mxfp4(Quantization):
 
     def tensors(self, stored: Spans) -> dict[str, Tensor]:
         """`x_blocks` [E,N,K/32,16] and `x_scales` [E,N,K/32] become x [E,K,N], as transformers'."""
-        return replaced(stored, ("_blocks", "_scales"), self._tensor)
+        return replace_pairs(stored, ("_blocks", "_scales"), self._tensor)
 
     @staticmethod
     def _tensor(name: str, blocks: TensorSpan, scales: TensorSpan) -> Tensor:
@@ -96,34 +96,18 @@ class Mxfp4Tensor(Calculated):
         """The elements in order, flat, in blocks of whole rows."""
         *leading, columns = self.shape
         rows, count = prod(leading), columns // BLOCK
-        packed = mapped(self.packed).reshape(rows, count, BLOCK // 2)
-        scales = mapped(self.scales).reshape(rows, count)
+        packed = map_bytes(self.packed).reshape(rows, count, BLOCK // 2)
+        scales = map_bytes(self.scales).reshape(rows, count)
         for start, end, is_zero in steps(self.packed, rows, rows_of(multiple, columns, most)):
             if is_zero:
                 yield zeros((end - start) * columns)
                 continue
-            values = _pairs()[packed[start:end]].reshape(end - start, count, BLOCK)
+            values = pairs_of_bytes(E2M1)[packed[start:end]].reshape(end - start, count, BLOCK)
             values *= self._factors(scales[start:end])[..., None]
             yield values.reshape(-1)
 
     def _factors(self, scales: NDArray[np.uint8]) -> NDArray[np.float32]:
-        factors = _powers()[scales]
-        if np.isinf(factors).any():
+        factors = e8m0(scales)
+        if np.isnan(factors).any():
             raise UserError(f"a scale of the tensor {self.name} is NaN", AGAIN)
         return factors
-
-
-@cache
-def _pairs() -> NDArray[np.float32]:
-    """The two values of each byte: [256,2]."""
-    values = np.array([*_POSITIVE, *(-value for value in _POSITIVE)], np.float32)
-    both = np.arange(256)
-    return np.stack([values[both & 15], values[both >> 4]], axis=-1)
-
-
-@cache
-def _powers() -> NDArray[np.float32]:
-    """The factor of each scale; infinite for the one that stands for NaN."""
-    powers = np.ldexp(np.float64(1), np.arange(256) - _BIAS)
-    powers[255] = np.inf
-    return powers.astype(np.float32)

@@ -5,18 +5,21 @@ A method is a file with a class of its own; `METHODS` in `__init__.py` is their 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache
 from math import lcm, prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import ml_dtypes  # noqa: F401 (teaches NumPy the names of small floats)
 import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.errors import UserError
-from snapexport.exporter.weights.forms.integers import LARGEST_SCALE
+from snapexport.exporter.weights.forms.integers import E2M1, LARGEST_SCALE
 from snapexport.exporter.weights.tensor_file import Tensor, hole
 from snapexport.files.copying import is_hole
 from snapexport.files.safetensors import TensorSpan
+
+Value = TypeVar("Value", bound=np.generic)
 
 KEY = "quantization_config"
 ORIGINAL = "start from the original checkpoint"
@@ -30,13 +33,13 @@ class Quantization(ABC):
     """How a checkpoint's weights are quantized.
 
     kind: the method's name. block: rows and columns that share an fp8 scale. of_some_families:
-    whether only families that are published in it are read. told: what a build leaves out.
+    whether only families that are published in it are read. left_out: what a build leaves out.
     """
 
     kind: ClassVar[str]
     of_some_families: ClassVar[bool] = False
     block: tuple[int, int] = (0, 0)
-    told: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @abstractmethod
     def tensors(self, stored: Spans) -> dict[str, Tensor]:
@@ -127,7 +130,7 @@ def by_stem(
     return found, others
 
 
-def replaced(
+def replace_pairs(
     stored: Spans,
     suffixes: tuple[str, str],
     made: Callable[[str, TensorSpan, TensorSpan], Tensor],
@@ -165,7 +168,7 @@ def require(name: str, span: TensorSpan, dtypes: Collection[str], shape: tuple[i
 def require_one(
     name: str, span: TensorSpan, dtypes: Collection[str], shape: tuple[int, int]
 ) -> None:
-    """As `require`; one number, or one for each row, may have fewer dimensions."""
+    """Check as `require`; one number, or one for each row, may have fewer dimensions."""
     alike = prod(span.shape) == prod(shape) and 1 in shape
     require(name, span, dtypes, span.shape if alike else shape)
 
@@ -232,19 +235,42 @@ def zeros(size: int) -> NDArray[np.generic]:
     return hole(size, np.dtype(np.float32))
 
 
-def mapped(span: TensorSpan) -> NDArray[np.uint8]:
+def map_bytes(span: TensorSpan) -> NDArray[np.uint8]:
     """The tensor's bytes, flat, mapped."""
     return np.memmap(span.file, np.uint8, "r", span.offset, shape=(span.nbytes,))
 
 
-def told_of(groups: Mapping[str, object], caches: object) -> tuple[str, ...]:
-    """What a build leaves out: quantized activations and caches."""
-    told = []
+def left_out_of(groups: Mapping[str, object], caches: object) -> tuple[str, ...]:
+    """Say what a build leaves out: quantized activations and caches."""
+    notes = []
     of_groups = [one for one in groups.values() if isinstance(one, dict)]
     if any(
         one.get(key) for one in of_groups for key in ("input_activations", "output_activations")
     ):
-        told.append("activations stay in the build's dtype: the checkpoint's are quantized")
+        notes.append("activations stay in the build's dtype: the checkpoint's are quantized")
     if caches:
-        told.append("the checkpoint's scales of caches are not read: see --cache-dtype")
-    return tuple(told)
+        notes.append("the checkpoint's scales of caches are not read: see --cache-dtype")
+    return tuple(notes)
+
+
+def pairs_of_bytes(values: NDArray[Value]) -> NDArray[Value]:
+    """The two of 16 values that each byte stands for, first that of its low half: [256,2]."""
+    both = np.arange(256)
+    return np.stack([values[both & 15], values[both >> 4]], axis=-1)
+
+
+@cache
+def doubled_e2m1() -> NDArray[np.uint8]:
+    """Floats of 4 bits as integers of 8 bits: twice the value, and 128 for 0."""
+    return (128 + 2 * E2M1).astype(np.uint8)
+
+
+def e8m0(stored: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Powers of two of 8 bits, 2^(stored - 127); 255 is NaN."""
+    return _powers()[stored]
+
+
+@cache
+def _powers() -> NDArray[np.float32]:
+    powers = np.ldexp(np.float64(1), np.arange(255) - 127)
+    return np.append(powers, np.nan).astype(np.float32)

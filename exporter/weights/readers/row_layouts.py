@@ -1,7 +1,6 @@
-"""Weights whose rows lie one after another: packed, in a byte each, or as floats of 4 bits."""
+"""Weights whose rows follow one another: packed, in a byte each, or as floats of 4 bits."""
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,14 +8,18 @@ from numpy.typing import NDArray
 
 from snapexport.errors import UserError
 from snapexport.exporter.weights.forms.integers import Fp4
-from snapexport.exporter.weights.readers.grouped import GroupedWeight, unpacked
-from snapexport.exporter.weights.readers.quantization import AGAIN, array, as_scales
+from snapexport.exporter.weights.readers.grouped import GroupedWeight, unpack
+from snapexport.exporter.weights.readers.quantization import (
+    AGAIN,
+    array,
+    as_scales,
+    doubled_e2m1,
+    e8m0,
+    pairs_of_bytes,
+)
 from snapexport.files.safetensors import TensorSpan
 
 _MIDDLE = 128
-_FP4 = (0, 1, 2, 3, 4, 6, 8, 12)
-"""The values of e2m1, doubled."""
-_E8M0_NAN = 255
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -41,7 +44,7 @@ class StoredRows(GroupedWeight):
         if self.zeros.dtype == "I32":
             first, last = start * self.bits // 32, -(-end * self.bits // 32)
             words = array(self.zeros)[first:last].T
-            return np.ascontiguousarray(unpacked(words, self.bits, end - start).T)
+            return np.ascontiguousarray(unpack(words, self.bits, end - start).T)
         signed = self._of_rows(array(self.zeros), start, end).astype(np.int16)
         found = signed + (1 << (self.bits - 1))
         if found.min() < 0 or found.max() >= 1 << self.bits:
@@ -64,7 +67,7 @@ class PackedRows(StoredRows):
     """Integers in words of 32 bits, from the lowest bit on."""
 
     def _integers(self, start: int, end: int) -> NDArray[np.uint8]:
-        return unpacked(array(self.weights)[start:end], self.bits, self.groups.columns)
+        return unpack(array(self.weights)[start:end], self.bits, self.groups.columns)
 
 
 class SignedRows(StoredRows):
@@ -84,17 +87,14 @@ class Fp4Rows(StoredRows):
     factor: TensorSpan | None = None
 
     def _integers(self, start: int, end: int) -> NDArray[np.uint8]:
-        found: NDArray[np.uint8] = _pairs()[array(self.weights)[start:end]]
+        found: NDArray[np.uint8] = pairs_of_bytes(doubled_e2m1())[array(self.weights)[start:end]]
         return found.reshape(end - start, -1)
 
     def _scales(self, start: int, end: int) -> NDArray[np.generic]:
         stored = self._of_rows(array(self.scales), start, end)
-        if self.scales.dtype in ("U8", "F8_E8M0"):
-            powers = np.ldexp(np.float32(1), stored.astype(np.int32) - 128).astype(np.float32)
-            powers[stored == _E8M0_NAN] = np.nan
-            return powers
-        scales = stored.astype(np.float32)
-        with np.errstate(over="ignore"):  # an infinite scale is refused by whoever reads it
+        is_power = self.scales.dtype in ("U8", "F8_E8M0")
+        scales = e8m0(stored) if is_power else stored.astype(np.float32)
+        with np.errstate(over="ignore"):  # an infinite scale is refused when it is read
             if self.divisor is not None:
                 scales = scales / self._whole(self.divisor)
             if self.factor is not None:
@@ -121,11 +121,3 @@ class Fp4Rows(StoredRows):
                 f"the global scale of the tensor {self.name} is {value}, no positive number", AGAIN
             )
         return value
-
-
-@cache
-def _pairs() -> NDArray[np.uint8]:
-    """The two integers of each byte: [256,2]."""
-    values = _MIDDLE + np.array([*_FP4, *(-value for value in _FP4)])
-    both = np.arange(256)
-    return np.stack([values[both & 15], values[both >> 4]], axis=-1).astype(np.uint8)

@@ -12,7 +12,7 @@ from snapexport.exporter.read.folders import (
     READ,
     TOKENIZER_CONFIG,
 )
-from snapexport.exporter.read.tokenizer import converted, with_special_tokens
+from snapexport.exporter.read.tokenizer import convert_tokenizer, with_special_tokens
 from snapexport.files.tokenizer_file import TOKENIZER, parse_tokenizer
 from snapexport.files.untrusted import decoded, parse_object, read_bytes
 from snapexport.runtime.chat import template_files
@@ -34,7 +34,7 @@ def read_texts(
         if os.path.lexists(path):
             found[name] = read_bytes(path, most, _HINT).removeprefix(codecs.BOM_UTF8)
             _require_sound(path, found[name])
-    if TOKENIZER not in found and (made := converted(checkpoint, found)):
+    if TOKENIZER not in found and (made := convert_tokenizer(checkpoint, found)):
         found[TOKENIZER] = made
     found = _with_processors_template(found)
     found = found if is_whole else with_special_tokens(found, vocab_size)

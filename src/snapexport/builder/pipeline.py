@@ -18,7 +18,7 @@ def write_build(options: BuildOptions, progress: Progress) -> Build:
     """Carry out a build. Raises UserError."""
     progress.stage("reading the checkpoint")
     resolved = resolve(options)
-    for text in resolved.stored.told:
+    for text in resolved.stored.left_out:
         progress.note(text)
     record = verified(resolved, progress)
     with staged(options.out, options.overwrite) as directory:

@@ -62,7 +62,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     options.graph.require_ranks(options.tensor_parallel, batches)
     stored, checkpoint = checkpoint, conversion.by_model_names(checkpoint, decoder)
     shapes.require_tensors(checkpoint, decoder)
-    stored = replace(stored, told=(*stored.told, *shapes.unread(checkpoint, decoder)))
+    stored = replace(stored, left_out=(*stored.left_out, *shapes.unread(checkpoint, decoder)))
     if options.graph.mtp:
         mtp_layer.require_layer(checkpoint, decoder)
     checkpoint = derived.with_derived(checkpoint, decoder)

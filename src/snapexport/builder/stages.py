@@ -126,7 +126,7 @@ def _quantized(
     signed, dtype = target.signed_integers, options.dtype
     chosen = choice.of_flag(options.weights, decoder, inputs, dtype=dtype, signed=signed)
     marking = Marking(checkpoint.tensors, chosen, decoder.embedding, target.integer_experts)
-    marked = {name: marking.marked(trace) for name, trace in traced.items()}
+    marked = {name: marking.mark(trace) for name, trace in traced.items()}
     return replace(checkpoint, tensors=marking.stored), marked, marking.weights
 
 

@@ -41,7 +41,7 @@ def resolve(directory: Path) -> tuple[str, ...]:
     from snapexport.builder import pipeline
 
     options = BuildOptions.of(model=str(directory), out=directory / "out", L_max=64)
-    return pipeline.resolve(options).stored.told
+    return pipeline.resolve(options).stored.left_out
 
 
 def refused(directory: Path) -> str:

@@ -37,7 +37,7 @@ class Sample:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What transformers loads. Tensors in files are mapped."""
         return {
-            name: conversion.mapped(one)
+            name: conversion.map_span(one)
             if isinstance(one, TensorSpan)
             else conversion.as_torch(one)
             for name, one in self.stored.items()

@@ -28,7 +28,7 @@ from snapexport.exporter.read.checkpoint import QUANTIZATION, Checkpoint
 from snapexport.exporter.read.folders import CONFIG
 from snapexport.exporter.read.gguf.header import GgufHeader
 from snapexport.exporter.weights import derived
-from snapexport.exporter.weights.forms.stored import dequantized
+from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.measure.accuracy.layer_weights import Chosen, Tensors, read_by_layer
 from snapexport.measure.accuracy.sequence import Array, SequenceRunner
 
@@ -196,7 +196,7 @@ def _own_model(build: Build, configs: Checkpoint, decoder: Decoder) -> Any:
 
     def read(chosen: Chosen) -> Tensors:
         some = {name: file.get_tensor(name) for name, file in stored.items() if chosen(name)}
-        whole = dequantized(some, configs.config)
+        whole = dequantize(some, configs.config)
         return derived.originals(_without_padding(whole, columns), decoder)
 
     read_by_layer(model, decoder.names.layers, read)

@@ -120,7 +120,7 @@ def test_matrices_are_integers_with_their_rows_moved(tmp_path: Path) -> None:
     assert isinstance(moved, GgufIntegers) and moved.moved is not None
     some = next(iter(moved.rows(1 << 20)))
     expected = values(moved, 1, 1 << 20)
-    np.testing.assert_array_equal(some.dequantized(moved.form), expected)
+    np.testing.assert_array_equal(some.dequantize(moved.form), expected)
 
 
 def with_factors(value: float) -> Any:

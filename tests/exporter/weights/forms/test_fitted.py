@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from snapexport.errors import UserError
 from snapexport.exporter.weights.forms.choice import INT4, INT8, Rounded, of_flag
 from snapexport.exporter.weights.forms.integers import Form, IntegerRows
-from snapexport.exporter.weights.forms.rounding import Inputs, fitted
+from snapexport.exporter.weights.forms.rounding import Inputs, fit
 from snapexport.exporter.weights.tensor_file import Calculated
 from tests.exporter.weights.forms.test_integers import plainly_rounded
 
@@ -27,7 +27,7 @@ def squares(rows: Array, values: Array, weights: Array | float = 1.0) -> NDArray
 
 
 def values_of(found: IntegerRows, form: Form, shape: tuple[int, ...]) -> Array:
-    return found.dequantized(form).reshape(shape)
+    return found.dequantize(form).reshape(shape)
 
 
 def samples(columns: int, seed: int) -> Array:
@@ -53,7 +53,7 @@ def test_error_of_no_block_exceeds_plain_rounding(form: Form, seed: int, spread:
     )
     q, scales = plainly_rounded(rows, form)
     plain = (q.astype(np.float32) - form.middle) * scales[..., None]
-    got = values_of(fitted(rows, form), form, rows.shape)
+    got = values_of(fit(rows, form), form, rows.shape)
     assert (squares(rows, got) <= squares(rows, plain) * (1 + 1e-4)).all()
 
 
@@ -63,7 +63,7 @@ def test_known_inputs_lower_the_error_of_a_layer(form: Form) -> None:
     read = samples(4 * BLOCK, 1)
 
     def error(inputs: Inputs | None) -> float:
-        got = values_of(fitted(rows, form, inputs), form, rows.shape)
+        got = values_of(fit(rows, form, inputs), form, rows.shape)
         return float(np.square((rows - got).reshape(64, -1) @ read.T).sum())
 
     assert error(inputs_of(read)) < 0.8 * error(None)
@@ -79,7 +79,7 @@ def test_edges_of_the_range_are_kept(form: Form, with_inputs: bool) -> None:
     rows[5, 0, :2] = 3.4e38, -3.4e38
     rows[6, 0, ::2] = 1e-30
     inputs = Inputs(np.eye(BLOCK, dtype=np.float32)[None]) if with_inputs else None
-    found = fitted(rows, form, inputs)
+    found = fit(rows, form, inputs)
     with np.errstate(all="raise", under="ignore"):
         got = values_of(found, form, rows.shape)
     assert np.isfinite(got).all()
@@ -92,15 +92,15 @@ def test_inputs_that_are_always_zero_are_rounded_as_others() -> None:
     rows = np.random.default_rng(0).standard_normal((8, 2, BLOCK), np.float32)
     products = inputs_of(samples(2 * BLOCK, 0)).products
     products[1] = 0
-    got = values_of(fitted(rows, INT4, Inputs(products)), INT4, rows.shape)
+    got = values_of(fit(rows, INT4, Inputs(products)), INT4, rows.shape)
     assert (squares(rows, got) < 0.03 * squares(rows, rows * 0)).all()
 
 
 def test_inputs_of_other_blocks_are_not_used() -> None:
     rows = np.random.default_rng(0).standard_normal((8, 4, 32), np.float32)
     form = Form(4, 32, None)
-    known = fitted(rows, form, inputs_of(samples(128, 0)))
-    np.testing.assert_array_equal(known.q, fitted(rows, form).q)
+    known = fit(rows, form, inputs_of(samples(128, 0)))
+    np.testing.assert_array_equal(known.q, fit(rows, form).q)
 
 
 class Zeros(Calculated):

@@ -18,7 +18,7 @@ from snapexport.builder.plan.model import read_model
 from snapexport.builder.plan.weights import stored_bytes
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.exporter.weights.forms.stored import dequantized
+from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.runtime.requests.llm import LLM
 from tests.exporter.quantized_integers import Fp4, quantize
 from tests.exporter.weights.forms.test_signed_integers import TENSORRT, in_files
@@ -85,7 +85,7 @@ def test_graphs_and_readers_dequantize_nvfp4_as_it_is_stored(by: str, tmp_path: 
             np.testing.assert_allclose(values, expected[name], rtol=1e-6)
     written = weights_of(made)
     assert written["model.layers.0.mlp.up_proj.weight.fp4"].nbytes * 2 == values.size
-    for name, one in dequantized(written).items():
+    for name, one in dequantize(written).items():
         if name in expected:
             np.testing.assert_allclose(one.numpy(), expected[name], rtol=1e-6)
     options = BuildOptions.of(model=str(tmp_path / "m"), out=tmp_path, **KEEP)

@@ -19,7 +19,7 @@ from snapexport.builder.plan.weights import stored_bytes
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.exporter.weights.forms import fp8
+from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.files.safetensors import TensorSpan, read_header
 from snapexport.measure.accuracy.reference import reference_model
 from tests.exporter.quantized_files import (
@@ -168,7 +168,7 @@ def test_one_scale_of_a_matrix_or_a_row_is_that_of_its_blocks(
     for name, values in got.items():
         assert np.array_equal(values.numpy(), expected[name])
         assert written[name + SCALES].shape == values.shape[:1]
-    read = fp8.dequantized(written, json.loads((model / "config.json").read_text()))
+    read = dequantize(written, json.loads((model / "config.json").read_text()))
     assert all(np.array_equal(read[name].numpy(), expected[name]) for name in expected)
     options = BuildOptions.of(model=str(model), out=tmp_path, dtype="fp32", **SMALL, **TENSORRT)
     planned = stored_bytes(read_model(str(model)), options)

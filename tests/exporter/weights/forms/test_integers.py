@@ -239,7 +239,7 @@ def test_int4_experts_of_other_functions_are_read_by_onnxruntime_as_defined(
         rounded["gate_up"] = rounded["gate_up"][:, :32]
         stacks |= {name: one[:, :32] for name, one in stacks.items() if "gate_up" in name}
     activation = {"activation": "gelu" if gated else "relu2", "gated": int(gated)}
-    graph = experts.marked(choices | stacks, "BlockExperts", **activation, **OF_INT4)
+    graph = experts.mark(choices | stacks, "BlockExperts", **activation, **OF_INT4)
     if not zeros:
         marker = graph.nodes[0]
         marker.inputs = [*marker.inputs[:5], gs.Variable.empty(), *marker.inputs[5:]]
@@ -260,7 +260,7 @@ def test_int4_experts_are_read_by_onnxruntime_as_defined(biased: bool) -> None:
         biases = {name: rng.standard_normal(one, np.float32) for name, one in shapes.items()}
         stacks, rounded = stacks | biases, rounded | biases
         activation = {"alpha": 1.7, "beta": 1.0, "limit": 4.0}
-    graph = experts.marked(choices | stacks, "BlockExperts", **activation, **OF_INT4)
+    graph = experts.mark(choices | stacks, "BlockExperts", **activation, **OF_INT4)
     MoE().apply(graph)
     got = experts.run_graph(graph, choices | stacks)
     expected = experts.defined(
@@ -326,7 +326,7 @@ def test_int4_leaves_routers_and_gates_of_one_row_whole(
     found = Traced.of(trace_decode(decoder, torch.float32), decoder)
     shapes = {one: found.model.graph.initializers[n].shape for n, one in found.sources.items()}
     spans = {n: TensorSpan(Path(), 0, 0, "F32", shape.numpy()) for n, shape in shapes.items()}
-    trace = Marking(spans, Rounded(INT4), decoder.embedding).marked(found)
+    trace = Marking(spans, Rounded(INT4), decoder.embedding).mark(found)
     whole = {one.partition(".layers.1.")[2] for one in trace.sources if one == parts.whole(one)}
     assert {one for one in whole if "gate." in one or "router" in one} >= {router}
     assert not any(parts.whole(one) != one and router in one for one in trace.sources)

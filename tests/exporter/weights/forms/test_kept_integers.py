@@ -17,7 +17,7 @@ from snapexport.builder import build
 from snapexport.builder.progress import Silent
 from snapexport.exporter.weights.forms import parts
 from snapexport.exporter.weights.forms.integers import Form, IntegerRows, IntegerWeight
-from snapexport.exporter.weights.forms.stored import dequantized
+from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.files.safetensors import read_header
 from snapexport.graphs.markers import BLOCK_GATHER, BLOCK_MATMUL, TRACE_DOMAIN
 from snapexport.graphs.targets.block_gather import BlockGather
@@ -150,7 +150,7 @@ def test_parts_are_read_back_as_numbers(
     weight = Random((5, 2 * form.block), form, seed)
     of_parts = stored(weight, tmp_path_factory.mktemp("parts"))
     tensors = {f"w.{name}": torch.from_numpy(one.copy()) for name, one in of_parts.items()}
-    got = dequantized(tensors)
+    got = dequantize(tensors)
     assert got.keys() == {"w"}
     largest = np.abs(weight.values).max()
     np.testing.assert_allclose(got["w"].numpy(), weight.values, atol=1e-5 * largest)
@@ -168,7 +168,7 @@ def test_a_gguf_file_keeps_its_integers_by_default(name: str, kind: str, tmp_pat
     assert (kept.manifest.quantization, whole.manifest.quantization) == ("keep", None)
     assert kept.manifest.bits_per_weight < 11 < 32 == whole.manifest.bits_per_weight
     expected = weights_of(whole)
-    for weight, one in dequantized(weights_of(kept)).items():
+    for weight, one in dequantize(weights_of(kept)).items():
         torch.testing.assert_close(one, expected[weight], rtol=0, atol=2e-7)
     prompt = np.random.default_rng(0).integers(3, 250, 50).tolist()
     got, exact = (

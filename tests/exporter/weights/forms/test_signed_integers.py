@@ -18,10 +18,10 @@ from snapexport.builder.plan.model import read_model
 from snapexport.builder.plan.weights import stored_bytes
 from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError
-from snapexport.exporter.weights.forms.choice import Signed, refusal, signed, symmetric
+from snapexport.exporter.weights.forms.choice import Signed, refusal, symmetric, to_signed
 from snapexport.exporter.weights.forms.integers import Form
+from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.exporter.weights.forms.rounding import RoundedWeight
-from snapexport.exporter.weights.forms.stored import dequantized
 from snapexport.files.safetensors import TensorSpan, read_header
 from snapexport.graphs.markers import BLOCK_GATHER, BLOCK_MATMUL, TRACE_DOMAIN
 from snapexport.graphs.targets.tensorrt import Dequantized
@@ -77,7 +77,7 @@ def test_products_lookups_and_readers_have_the_values_of_every_form(
     got = run(BLOCK_MATMUL, weight, of_parts, np.eye(2 * form.block, dtype=np.float32))
     np.testing.assert_allclose(got.T, original.values, **close)
     tensors = {f"w.{name}": torch.from_numpy(one.copy()) for name, one in of_parts.items()}
-    np.testing.assert_allclose(dequantized(tensors)["w"].numpy(), original.values, **close)
+    np.testing.assert_allclose(dequantize(tensors)["w"].numpy(), original.values, **close)
     if not form.ordered:
         places = np.random.default_rng(seed).integers(0, rows, (2, 3))
         got = run(BLOCK_GATHER, weight, of_parts, places)
@@ -106,7 +106,7 @@ def test_what_dequantizelinear_cannot_read_is_refused_with_its_reason() -> None:
     assert refusal(cut, (4, 8, 64)) is None
     for other in (Form(4, 32, None), Form(4, 32, 0, True), Form(4, 32, 8, ordered=True)):
         assert refusal(other, (8, 64)) is None and "experts" in str(refusal(other, (4, 8, 64)))
-    assert signed(None) is None and signed(Random((8, 80), cut, 0)) is None
+    assert to_signed(None) is None and to_signed(Random((8, 80), cut, 0)) is None
 
 
 def quantized_by(method: str, name: str, model: Path, **changes: Any) -> Path:
@@ -172,7 +172,7 @@ def test_a_gguf_files_integers_are_read_in_blocks(kind: str, tmp_path: Path) -> 
     file = gguf_files.make("llama", tmp_path, gguf.GGMLQuantizationType[kind])
     kept = build(file, tmp_path / "kept", **TENSORRT, dtype="fp16", weights="keep")
     whole = build(file, tmp_path / "whole", **FULL, weights="dequantize")
-    written, expected = dequantized(weights_of(kept)), weights_of(whole)
+    written, expected = dequantize(weights_of(kept)), weights_of(whole)
     for name, one in written.items():
         torch.testing.assert_close(one.float(), expected[name], rtol=2e-3, atol=1e-4)
     graph = onnx.load(kept.graph("decode"), load_external_data=False).graph
@@ -191,7 +191,7 @@ def test_rounded_builds_are_near_the_checkpoint(
     made = build(checkpoint, tmp_path / "b", **TENSORRT, weights=bits)
     assert not any("+zeros" in form for form in made.manifest.matrices)
     assert made.manifest.bits_per_weight < {"int4": 6.2, "int8": 9}[bits]
-    got = dequantized(weights_of(made))
+    got = dequantize(weights_of(made))
     want = load_file(checkpoint / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"
     share = np.linalg.norm(got[name].numpy() - want[name]) / np.linalg.norm(want[name])

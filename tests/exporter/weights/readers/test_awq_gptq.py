@@ -67,7 +67,7 @@ def test_gptq_columns_in_the_order_of_activations_become_an_order(tmp_path: Path
     order = tensor.order
     assert order is not None
     (rows,) = tensor.rows(1 << 20)
-    assert np.array_equal(rows.dequantized(tensor.form), weight.dequantized[:, order])
+    assert np.array_equal(rows.dequantize(tensor.form), weight.dequantized[:, order])
 
 
 def test_gptq_modules_may_have_bits_and_groups_of_their_own(tmp_path: Path) -> None:

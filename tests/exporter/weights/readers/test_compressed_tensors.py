@@ -14,8 +14,8 @@ from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.errors import UserError
 from snapexport.exporter.read import open_checkpoint
-from snapexport.exporter.weights.forms import fp8
 from snapexport.exporter.weights.forms.integers import IntegerWeight
+from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.exporter.weights.readers import read_quantization
 from snapexport.exporter.weights.readers.fp8 import Fp8Tensor
 from tests.exporter.quantized_integers import (
@@ -188,7 +188,7 @@ def test_fp8_of_a_build_is_dequantized_without_a_config_too() -> None:
     """ModelOpt's config lies beside the model's, and is no part of a build."""
     for columns, count, width in ((576, 5, 128), (96, 1, 128), (256, 8, 32)):
         q, scales = torch.ones(2, columns), torch.rand(2, count)
-        found = fp8.dequantized({"x": q, "x.row_scales": scales}, {})["x"]
+        found = dequantize({"x": q, "x.row_scales": scales}, {})["x"]
         assert torch.equal(found, scales.repeat_interleave(width, 1)[:, :columns])
 
 
@@ -205,7 +205,7 @@ def test_scales_of_caches_alone_are_no_part_of_a_weight(tmp_path: Path) -> None:
     parts = rows_of_words(Weight(32, 128, 32, 4), "x")
     parts |= {"y.output_scale": np.ones(1, np.float32), "y.weight": np.ones((2, 2), np.float32)}
     whole = read_quantization({"quantization_config": config(ints(), kv_cache_scheme={"a": 1})})
-    assert whole is not None and any("caches" in text for text in whole.told)
+    assert whole is not None and any("caches" in text for text in whole.left_out)
     assert opened(parts, config(ints()), tmp_path).shape == (32, 128)
 
 
@@ -317,7 +317,7 @@ def test_a_build_of_modelopts_config_beside_the_models_tells_what_is_left_out(
     (model / "config.json").write_text(json.dumps(edited))
     beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
     (model / "hf_quant_config.json").write_text(json.dumps(beside))
-    assert open_checkpoint(model).told
+    assert open_checkpoint(model).left_out
     out = tmp_path / "b"
     assert main(["build", "--model", str(model), "--L-max", "32", "--out", str(out)]) == 0
     assert "note: activations stay in the build's dtype" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from snapexport.cli.app import main
 from snapexport.errors import UserError
 from snapexport.exporter.model import require_readable
 from snapexport.exporter.read import open_checkpoint
-from snapexport.exporter.weights.arranged import swapped
+from snapexport.exporter.weights.arranged import swap_axes
 from snapexport.exporter.weights.readers import read_quantization
 from snapexport.exporter.weights.readers.fp8 import Fp8, Fp8Tensor
 from snapexport.exporter.weights.readers.mxfp4 import Mxfp4
@@ -154,7 +154,7 @@ def test_mxfp4_tensors_equal_transformers(tmp_path: Path, most: int) -> None:
     want = convert_moe_packed_tensors(packed, scales, dtype=torch.float32).numpy()
     assert tensors.keys() == {"x"} and tensors["x"].shape == want.shape == (3, 64, 10)
     assert np.array_equal(read(tensors["x"], most=most).view(np.uint32), want.view(np.uint32))
-    rows = read(swapped(tensors["x"]), most=most)
+    rows = read(swap_axes(tensors["x"]), most=most)
     assert np.array_equal(rows, want.swapaxes(1, 2))
 
 
@@ -282,7 +282,7 @@ def test_one_fp8_scale_of_a_matrix_is_that_of_all_its_blocks(
     weight = torch.randn(140, 200, generator=torch.Generator().manual_seed(0))
     quantized, scale = weight.to(torch.float8_e4m3fn), torch.full(shape, 0.25)
     whole = read_quantization({"quantization_config": {"quant_method": "fp8", **WHOLE}})
-    assert whole is not None and len(whole.told) == 1
+    assert whole is not None and len(whole.left_out) == 1
     tensors = opened(tmp_path / "x.safetensors", whole, w=quantized, w_scale_inv=scale)
     assert np.array_equal(read(tensors["w"]), (quantized.float() * 0.25).numpy())
     factors = tensors["w"]
