@@ -33,11 +33,7 @@ from snapexport.exporter.read.families import is_held
 from snapexport.exporter.weights.arranged import InTurn, RowsOfHeads, Stack
 from snapexport.exporter.weights.tensor_file import (
     BLOCK,
-    NUMPY_DTYPE,
     Rearranged,
-    blocks,
-    hole,
-    is_hole,
 )
 from snapexport.exporter.weights.tensor_file import Tensor as StoredTensor
 from snapexport.files.safetensors import TensorSpan
@@ -211,11 +207,12 @@ class Columns(Rearranged):
         """The elements in order, flat, in blocks of whole rows."""
         ranks, row = self.share.ranks, prod(self.stored.shape[self.axis :])
         assert row // ranks % multiple == 0, (self.shape, multiple)
-        for block in blocks(self.stored, row, most):
-            if is_hole(block):
-                yield hole(block.size // ranks, NUMPY_DTYPE[self.dtype])
-            else:
-                yield block.reshape(-1, ranks, row // ranks)[:, self.share.rank].reshape(-1)
+        return self._arrange(
+            row,
+            most,
+            lambda block: block.reshape(-1, ranks, row // ranks)[:, self.share.rank],
+            ranks,
+        )
 
 
 def cut(tensor: StoredTensor, axis: int, share: Share) -> StoredTensor:

@@ -95,12 +95,11 @@ class RowsInTurn(Rearranged):
     def blocks(self, multiple: int = 1, most: int = BLOCK) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks of whole matrices."""
         _, rows, columns = self.shape
-        for block in blocks(self.stored, lcm(rows * columns, multiple), 1):
-            if is_hole(block):
-                yield hole(block.size, NUMPY_DTYPE[self.dtype])
-            else:
-                halves = block.reshape(-1, 2, rows // 2, columns)
-                yield halves.swapaxes(1, 2).reshape(-1)
+        return self._arrange(
+            lcm(rows * columns, multiple),
+            1,
+            lambda block: block.reshape(-1, 2, rows // 2, columns).swapaxes(1, 2),
+        )
 
 
 @dataclass(frozen=True)
@@ -115,11 +114,11 @@ class Swapped(Rearranged):
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks of as few whole matrices as possible."""
         *_, rows, columns = self.stored.shape
-        for block in blocks(self.stored, lcm(rows * columns, multiple), 1):
-            if is_hole(block):
-                yield hole(block.size, NUMPY_DTYPE[self.dtype])
-            else:
-                yield block.reshape(-1, rows, columns).swapaxes(1, 2).reshape(-1)
+        return self._arrange(
+            lcm(rows * columns, multiple),
+            1,
+            lambda block: block.reshape(-1, rows, columns).swapaxes(1, 2),
+        )
 
 
 def swap_axes(tensor: Tensor) -> Tensor:

@@ -58,6 +58,20 @@ class Rearranged(Calculated):
     def dtype(self) -> str:
         return self.stored.dtype
 
+    def _arrange(
+        self,
+        multiple: int,
+        most: int,
+        arrange: Callable[[NDArray[np.generic]], NDArray[np.generic]],
+        ranks: int = 1,
+    ) -> Iterator[NDArray[np.generic]]:
+        """Arrange each block of the stored tensor; a hole stays one. ranks: how many share it."""
+        for block in blocks(self.stored, multiple, most):
+            if is_hole(block):
+                yield hole(block.size // ranks, NUMPY_DTYPE[self.dtype])
+            else:
+                yield arrange(block).reshape(-1)
+
 
 NUMPY_DTYPE = {one.safetensors: np.dtype(one.numpy) for one in OF_GRAPHS if one.safetensors}
 """The types that graphs can have, by safetensors' names."""

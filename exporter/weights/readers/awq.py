@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from snapexport.exporter.weights.readers.grouped import GroupedWeight, Groups, unpack
 from snapexport.exporter.weights.readers.quantization import (
     FLOATS,
-    Quantization,
-    Spans,
+    OfParts,
     array,
-    by_stem,
     group_size,
     require,
     require_matrix,
@@ -48,11 +46,13 @@ _NEUTRAL = (
 
 
 @dataclass(frozen=True)
-class Awq(Quantization):
+class Awq(OfParts):
     """group: columns that share a scale; None: all of a row."""
 
     group: int | None
     kind = "awq"
+    needed = ("qweight", "qzeros", "scales")
+    packed = "qweight"
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Awq":
@@ -67,15 +67,8 @@ class Awq(Quantization):
         require_values(cls.kind, given, _VALUES, _NEUTRAL)
         return cls(group)
 
-    def tensors(self, stored: Spans) -> dict[str, Tensor]:
-        """With x.weight in the place of its parts."""
-        found, others = by_stem(stored, ("qweight", "qzeros", "scales"))
-        made: dict[str, Tensor] = {**others}
-        for stem, parts in found.items():
-            made[f"{stem}.weight"] = self._weight(stem, parts)
-        return made
-
-    def _weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
+    def weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
+        """The integers of a matrix."""
         columns, words = require_matrix(f"{stem}.qweight", parts["qweight"])
         rows = words * _IN_A_WORD
         groups = Groups(columns, self.group or columns)

@@ -16,21 +16,16 @@ from snapexport.exporter.weights.readers.quantization import (
     KEY,
     LARGEST_GROUP,
     ORIGINAL,
-    Quantization,
-    Spans,
+    OfParts,
     array,
-    by_stem,
     left_out_of,
     numbers,
     require,
     require_matrix,
     require_names,
     require_one,
-    require_scaled,
     require_value,
     require_values,
-    with_weight,
-    without,
 )
 from snapexport.exporter.weights.readers.row_layouts import Fp4Rows, PackedRows, SignedRows
 from snapexport.exporter.weights.tensor_file import Tensor
@@ -183,25 +178,27 @@ _VALUES: dict[str, tuple[object, ...]] = {
     "moe_sparsity_config": (None, {}),
 }
 _NEUTRAL = ("global_compression_ratio", "version", "run_compressed", "producer")
-_PARTS = (
-    *("weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx"),
-    "weight_global_scale",
-)
-_OF_ACTIVATIONS = (
-    *("input_scale", "input_zero_point", "input_global_scale"),
-    *("output_scale", "output_zero_point"),
-)
 Parts = Mapping[str, TensorSpan]
 
 
 @dataclass(frozen=True)
-class CompressedTensors(Quantization):
+class CompressedTensors(OfParts):
     """schemes: of some modules each."""
 
     schemes: tuple[Scheme, ...]
     left_out: tuple[str, ...] = ()
     block: tuple[int, int] = (0, 0)
     kind = "compressed-tensors"
+    needed = ("weight_scale",)
+    possible = (
+        *("weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx"),
+        "weight_global_scale",
+    )
+    ignored = (
+        *("input_scale", "input_zero_point", "input_global_scale"),
+        *("output_scale", "output_zero_point"),
+    )
+    packed = "weight_packed"
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "CompressedTensors":
@@ -219,18 +216,7 @@ class CompressedTensors(Quantization):
         blocks = [one.fp8_block for one in schemes if one.is_float and one.bits == 8]
         return cls(schemes, left_out_of(groups, caches), blocks[0] if blocks else (0, 0))
 
-    def tensors(self, stored: Spans) -> dict[str, Tensor]:
-        """With x.weight in the place of its parts."""
-        found, others = by_stem(without(stored, _OF_ACTIVATIONS), ("weight_scale",), _PARTS)
-        made: dict[str, Tensor] = {}
-        for stem, parts in found.items():
-            if "weight_packed" not in parts:
-                parts["weight"] = with_weight(stem, parts, others)
-            made[f"{stem}.weight"] = self._weight(stem, parts)
-        require_scaled(others)
-        return {**others, **made}
-
-    def _weight(self, stem: str, parts: Parts) -> Tensor:
+    def weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
         """The weight by the first scheme that fits, of those that name the module, or its class."""
         schemes = self.schemes
         if len(schemes) > 1:

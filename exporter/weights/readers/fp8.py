@@ -20,17 +20,15 @@ from snapexport.exporter.weights.readers.quantization import (
     AGAIN,
     KEY,
     ORIGINAL,
+    OfParts,
     Quantization,
     Spans,
-    by_stem,
     map_bytes,
     replace_pairs,
     require_names,
-    require_scaled,
     require_values,
     rows_of,
     steps,
-    with_weight,
     zeros,
 )
 from snapexport.exporter.weights.tensor_file import Calculated, Tensor
@@ -208,12 +206,14 @@ def _values() -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
-class Fbgemm(Quantization):
+class Fbgemm(OfParts):
     """A scale for each row."""
 
     left_out: tuple[str, ...] = (STATIC,)
     block: tuple[int, int] = (1, WIDTH)
     kind = "fbgemm_fp8"
+    needed = ("weight_scale",)
+    possible = ("input_scale_ub",)
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Fbgemm":
@@ -222,12 +222,6 @@ class Fbgemm(Quantization):
         require_values(cls.kind, given, {}, ("activation_scale_ub",))
         return cls()
 
-    def tensors(self, stored: Spans) -> dict[str, Tensor]:
-        """With x.weight in the place of its parts."""
-        found, others = by_stem(stored, ("weight_scale",), ("input_scale_ub",))
-        made: dict[str, Tensor] = {}
-        for stem, parts in found.items():
-            weight = with_weight(stem, parts, others)
-            made[f"{stem}.weight"] = fp8_by_shapes(f"{stem}.weight", weight, parts["weight_scale"])
-        require_scaled(others)
-        return {**others, **made}
+    def weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
+        """The matrix in fp8."""
+        return fp8_by_shapes(f"{stem}.weight", parts["weight"], parts["weight_scale"])

@@ -17,10 +17,9 @@ from snapexport.exporter.weights.readers.quantization import (
     FLOATS,
     KEY,
     ORIGINAL,
+    OfParts,
     Quantization,
-    Spans,
     array,
-    by_stem,
     group_size,
     numbers,
     require,
@@ -54,7 +53,7 @@ _NEUTRAL = (
 
 
 @dataclass(frozen=True)
-class Gptq(Quantization):
+class Gptq(OfParts):
     """less_one: what stored zeros lack."""
 
     bits: int
@@ -62,6 +61,9 @@ class Gptq(Quantization):
     less_one: bool
     dynamic: bool = False
     kind = "gptq"
+    needed = ("qweight", "qzeros", "scales")
+    possible = ("g_idx",)
+    packed = "qweight"
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Gptq":
@@ -78,15 +80,8 @@ class Gptq(Quantization):
         require_values(cls.kind, given, _VALUES, _NEUTRAL)
         return cls(bits, group, formats != {"gptq_v2"}, dynamic)
 
-    def tensors(self, stored: Spans) -> dict[str, Tensor]:
-        """With x.weight in the place of its parts."""
-        found, others = by_stem(stored, ("qweight", "qzeros", "scales"), ("g_idx",))
-        made: dict[str, Tensor] = {**others}
-        for stem, parts in found.items():
-            made[f"{stem}.weight"] = self._weight(stem, parts)
-        return made
-
-    def _weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
+    def weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
+        """The integers of a matrix."""
         packed, rows = require_matrix(f"{stem}.qweight", parts["qweight"])
         bits, g_idx = self._bits(rows, parts["qzeros"]), parts.get("g_idx")
         columns = packed * 32 // bits

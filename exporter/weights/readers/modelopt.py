@@ -15,19 +15,14 @@ from snapexport.exporter.weights.readers.quantization import (
     FLOATS,
     KEY,
     ORIGINAL,
-    Quantization,
-    Spans,
-    by_stem,
+    OfParts,
     left_out_of,
     require,
     require_matrix,
     require_names,
     require_one,
-    require_scaled,
     require_value,
     require_values,
-    with_weight,
-    without,
 )
 from snapexport.exporter.weights.readers.row_layouts import Fp4Rows
 from snapexport.exporter.weights.tensor_file import Tensor
@@ -43,19 +38,20 @@ _NEUTRAL = ("producer", "config_groups", "quantized_layers")
 """Keys that say the same as the algorithm."""
 _CHANGING = ("pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b", "weight_zero_point")
 """Parts that change what a layer computes."""
-_POSSIBLE = ("weight_scale_2", *_CHANGING)
-_OF_ACTIVATIONS = ("input_scale", "output_scale")
 _FP4_BLOCK, _MX_BLOCK = 16, 32
 Parts = Mapping[str, TensorSpan]
 
 
 @dataclass(frozen=True)
-class ModelOpt(Quantization):
+class ModelOpt(OfParts):
     """Tensors show which modules are quantized, and how."""
 
     left_out: tuple[str, ...] = ()
     block: tuple[int, int] = (0, 0)
     kind = "modelopt"
+    needed = ("weight_scale",)
+    possible = ("weight_scale_2", *_CHANGING)
+    ignored = ("input_scale", "output_scale")
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "ModelOpt":
@@ -75,21 +71,12 @@ class ModelOpt(Quantization):
         block = (1, _MX_BLOCK) if "MXFP8" in algorithms else (WIDTH, WIDTH)
         return cls(notes, block if any("FP8" in one for one in algorithms) else (0, 0))
 
-    def tensors(self, stored: Spans) -> dict[str, Tensor]:
-        """With x.weight in the place of its parts."""
-        found, others = by_stem(without(stored, _OF_ACTIVATIONS), ("weight_scale",), _POSSIBLE)
-        made: dict[str, Tensor] = {}
-        for stem, parts in found.items():
-            for end in _CHANGING:
-                if end in parts:
-                    raise UserError(f"the checkpoint has {stem}.{end}, which is not read", ORIGINAL)
-            weight = with_weight(stem, parts, others)
-            made[f"{stem}.weight"] = self._weight(stem, parts, weight)
-        require_scaled(others)
-        return {**others, **made}
-
-    def _weight(self, stem: str, parts: Parts, weight: TensorSpan) -> Tensor:
-        name, scales = f"{stem}.weight", parts["weight_scale"]
+    def weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
+        """The matrix in fp8, or in floats of 4 bits."""
+        for end in _CHANGING:
+            if end in parts:
+                raise UserError(f"the checkpoint has {stem}.{end}, which is not read", ORIGINAL)
+        name, scales, weight = f"{stem}.weight", parts["weight_scale"], parts["weight"]
         if weight.dtype == "U8":
             return _nvfp4(stem, parts, weight)
         if scales.dtype in ("U8", "F8_E8M0"):

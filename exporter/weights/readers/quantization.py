@@ -130,6 +130,35 @@ def by_stem(
     return found, others
 
 
+class OfParts(Quantization):
+    """Reads weights `x.weight` of which a checkpoint has parts, each under a name `x.PART`.
+
+    needed, possible: the parts. ignored: others that are not read, such as scales of activations.
+    packed: the part that holds the values; empty, or where it is missing: `x.weight` itself.
+    """
+
+    needed: ClassVar[tuple[str, ...]]
+    possible: ClassVar[tuple[str, ...]] = ()
+    ignored: ClassVar[tuple[str, ...]] = ()
+    packed: ClassVar[str] = ""
+
+    def tensors(self, stored: Spans) -> dict[str, Tensor]:
+        """With x.weight in the place of its parts."""
+        found, others = by_stem(without(stored, self.ignored), self.needed, self.possible)
+        made: dict[str, Tensor] = {}
+        for stem, parts in found.items():
+            if self.packed not in parts:
+                parts["weight"] = with_weight(stem, parts, others)
+            made[f"{stem}.weight"] = self.weight(stem, parts)
+        if self.packed not in self.needed:
+            require_scaled(others)
+        return {**others, **made}
+
+    @abstractmethod
+    def weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
+        """The weight of some parts. Raises UserError for types and shapes that don't fit."""
+
+
 def replace_pairs(
     stored: Spans,
     suffixes: tuple[str, str],
