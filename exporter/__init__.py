@@ -11,5 +11,6 @@ The way of a weight: `weights/readers/` makes a tensor of a quantizer's parts, a
 the graphs read it so. `weights/place.py` writes its file, or the files of its parts
 (`weights/forms/parts.py`). At last `trace/link.py` makes its initializer a reference into them.
 
-Does not know cache policies or targets, which `graphs/` applies to the traces.
+Tests are in the folders of the same names in `tests/exporter/`. Does not know cache policies or
+targets, which `graphs/` applies to the traces.
 """
