@@ -49,7 +49,7 @@ test-slow: $(STAMP)      ## the slow tests: ranks, processes, hostile requests, 
 
 architectures: export PYTHONDONTWRITEBYTECODE =
 architectures: $(STAMP)  ## every decoder of transformers against it, and the page of results, 20 minutes
-	$(PYTEST) tests/architectures tests/exporter/test_conversion.py --junitxml build/architectures.xml
+	$(PYTEST) tests/architectures tests/exporter/weights/test_conversion.py --junitxml build/architectures.xml
 	$(BIN)/python tools/architectures.py build/architectures.xml
 
 test-rtx: $(STAMP)       ## the real TensorRT for RTX parses and builds every graph, on a CPU

@@ -7,8 +7,8 @@ import onnx_ir as ir
 import torch
 
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.exporter.architectures import Decoder
-from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.model.decoder import Decoder
+from snapexport.exporter.read.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)

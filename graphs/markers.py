@@ -74,7 +74,7 @@ SWISH = "swish"
 
 BLOCK_EXPERTS = "BlockExperts"
 """trace: as EXPERTS, with three inputs each in the places of gate_up and down, in the layout of
-exporter/integers/parts.py: integers, scales, and zeros or nothing. Attributes `gate_up_bits`,
+exporter/weights/forms/parts.py: integers, scales, and zeros or nothing. Attributes `gate_up_bits`,
 `down_bits` and `block_size`. Only builds with weights of integers have this marker and the next
 two."""
 
@@ -92,8 +92,8 @@ come to r * n. Attribute `ranks`. Only builds with --data-parallel-attention hav
 
 BLOCK_MATMUL = "BlockMatMul"
 """trace: (x [...,K], integers, scales, zeros, minima, order) -> x @ W^T [...,N], attributes `N`,
-`K`, `bits` and `block_size`. W's parts are in the layout of exporter/integers/parts.py; what W has
-not is left out."""
+`K`, `bits` and `block_size`. W's parts are in the layout of exporter/weights/forms/parts.py; what W
+has not is left out."""
 
 BLOCK_GATHER = "BlockGather"
 """trace: (indices int64 [...], integers, scales, zeros, minima) -> rows of W [...,K], attributes

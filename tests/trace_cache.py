@@ -47,7 +47,8 @@ def kept_in(folder: Path) -> Iterator[None]:
     """Builds of this process take their traces from `folder`, and put new ones there."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    from snapexport.exporter import link, mtp, trace
+    from snapexport.exporter import trace
+    from snapexport.exporter.trace import link, mtp
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", once(ONNXRegistry.from_torchlib))

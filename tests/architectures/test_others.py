@@ -11,8 +11,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from snapexport.errors import UserError
-from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.decoders import load_decoder
+from snapexport.exporter.model.probe import load_decoder
+from snapexport.exporter.read.checkpoint import Checkpoint
 from tests.architectures.listed import HELD, OTHERS
 from tests.oracle.families import FAMILIES
 from tests.oracle.hybrids import HYBRIDS

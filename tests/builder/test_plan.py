@@ -24,7 +24,7 @@ from snapexport.cli.flags import values
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import as_flag, cache_bytes
 from snapexport.errors import UserError
-from snapexport.exporter.integers.choice import INT4
+from snapexport.exporter.weights.forms.choice import INT4
 from snapexport.files.copying import CLONE_BLOCK
 from snapexport.files.safetensors import read_header
 from tests.facts import model_facts

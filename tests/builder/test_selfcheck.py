@@ -16,13 +16,14 @@ from snapexport.builder.selfcheck.difference import MOST
 from snapexport.builder.selfcheck.places import compared_places
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.exporter import conversion, decoders, head, trace
-from snapexport.exporter.architectures import Decoder
-from snapexport.exporter.architectures.families import family_of
-from snapexport.exporter.probe import look
+from snapexport.exporter import trace
+from snapexport.exporter.model import Decoder, models, probe
+from snapexport.exporter.model.probe import look
+from snapexport.exporter.read.families import family_of
+from snapexport.exporter.weights import conversion
 from snapexport.graphs import kinds
 from snapexport.graphs.passes.base import graph_input
-from tests.exporter.test_signed_integers import quantized_by
+from tests.exporter.weights.forms.test_signed_integers import quantized_by
 from tests.oracle import checkpoints, wholes
 from tests.oracle.families import config_of
 
@@ -148,8 +149,8 @@ def test_a_wrong_form_is_refused_with_the_layer_and_leaves_nothing(
 ) -> None:
     name, plant = PLANTED[fault]
     checkpoints.make(name, tmp_path / "m")
-    load = decoders.load_decoder
-    monkeypatch.setattr(decoders, "load_decoder", lambda *a, **k: plant(load(*a, **k)))
+    load = probe.load_decoder
+    monkeypatch.setattr(probe, "load_decoder", lambda *a, **k: plant(load(*a, **k)))
     with pytest.raises(UserError, match=r"differ from transformers'.*layer(s| \d)"):
         build(tmp_path / "m", tmp_path / "b", **OPTIONS)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
@@ -164,7 +165,7 @@ def test_a_lost_factor_of_logits_is_refused(
         logits = model.get_output_embeddings()(states)
         return (logits[:, 0] if states.shape[1] == 1 else logits).float()
 
-    monkeypatch.setattr(head, "logits_of", plain)
+    monkeypatch.setattr(models, "logits_of", plain)
     monkeypatch.setattr(trace, "logits_of", plain)
     with pytest.raises(UserError, match="differ from transformers'"):
         build(tmp_path / "m", tmp_path / "b", **OPTIONS)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from snapexport.exporter.quantized import read_quantization
-from snapexport.exporter.tensor_file import Tensor, blocks
+from snapexport.exporter.weights.readers import read_quantization
+from snapexport.exporter.weights.tensor_file import Tensor, blocks
 from snapexport.files.safetensors import read_header
 
 Arrays = dict[str, NDArray[Any]]

@@ -48,12 +48,13 @@ class GgufHeaders:
 
     def judge(self, directory: Path) -> tuple[str, str]:
         from snapexport.builder.texts import read_texts
-        from snapexport.exporter import decoders, shapes
-        from snapexport.exporter.opening import open_checkpoint, with_tokenizer
+        from snapexport.exporter.model.probe import load_decoder
+        from snapexport.exporter.read import open_checkpoint, with_tokenizer
+        from snapexport.exporter.weights import shapes
 
         opened = open_checkpoint(directory / FILE)
         read_texts(with_tokenizer(opened))
-        shapes.require_tensors(opened, decoders.load_decoder(opened))
+        shapes.require_tensors(opened, load_decoder(opened))
         assert opened.gguf is not None
         self._require_as_library(opened.gguf.tensors, directory / FILE)
         if (directory / FILE).read_bytes() != self._raw:

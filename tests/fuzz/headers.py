@@ -28,7 +28,7 @@ class Headers:
     def __init__(self, work: Path) -> None:
         from safetensors import safe_open  # noqa: F401
 
-        import snapexport.exporter.checkpoint  # noqa: F401
+        import snapexport.exporter.read  # noqa: F401
 
         self._checkpoint = work / "llama"
         raw = (self._checkpoint / FILE).read_bytes()
@@ -113,7 +113,7 @@ class Headers:
         return f"index: {told} {more}"
 
     def judge(self, directory: Path) -> tuple[str, str]:
-        from snapexport.exporter.opening import open_checkpoint
+        from snapexport.exporter.read import open_checkpoint
 
         if (directory / INDEX).exists():
             tensors = open_checkpoint(directory).tensors

@@ -28,7 +28,7 @@ class Quantized:
         from tests.exporter import test_bitsandbytes as bnb
         from tests.exporter import test_compressed_tensors as ct
         from tests.exporter.quantized_integers import Fp4, Weight, rows_of_words
-        from tests.exporter.test_awq_gptq import AWQ, GPTQ
+        from tests.exporter.weights.readers.test_awq_gptq import AWQ, GPTQ
 
         weight, fp4 = Weight(ROWS, COLUMNS, 32, 4), Fp4(ROWS, COLUMNS, 16)
         ordered = Weight(ROWS, COLUMNS, 32, 4).shuffled()
@@ -97,10 +97,8 @@ class GgufBlocks:
     def __init__(self, work: Path) -> None:
         import gguf.quants  # noqa: F401
 
-        from snapexport.exporter.gguf import tables
-        from snapexport.exporter.gguf.integers import KINDS
+        from snapexport.exporter.weights.readers.gguf import KINDS
 
-        assert tables
         self._names = sorted(KINDS.keys() - {"Q1_0"})  # which the library can't read
 
     def mutate(self, rng: random.Random, directory: Path) -> str:
@@ -119,9 +117,10 @@ class GgufBlocks:
         """Both dequantize to the same bits, unless a scale is no number."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
-        from snapexport.exporter.gguf.header import StoredTensor
-        from snapexport.exporter.gguf.integers import KINDS, GgufIntegers
-        from snapexport.exporter.tensor_file import blocks
+        from snapexport.exporter.read.gguf.header import StoredTensor
+        from snapexport.exporter.read.gguf.tensors import GgufIntegers
+        from snapexport.exporter.weights.readers.gguf import KINDS
+        from snapexport.exporter.weights.tensor_file import blocks
 
         (file,) = directory.iterdir()
         kind, size = GGMLQuantizationType[file.name], file.stat().st_size
@@ -138,7 +137,7 @@ class GgufBlocks:
 
 def _quantization(config: Any) -> Any:
     from snapexport.errors import UserError
-    from snapexport.exporter.quantized import read_quantization
+    from snapexport.exporter.weights.readers import read_quantization
 
     found = read_quantization({"quantization_config": config})
     if found is None:
@@ -154,7 +153,7 @@ def _saved(directory: Path, parts: Arrays) -> tuple[Path]:
 
 
 def _read(quantization: Any, file: Path) -> Arrays:
-    from snapexport.exporter.tensor_file import Calculated, blocks
+    from snapexport.exporter.weights.tensor_file import Calculated, blocks
     from snapexport.files.safetensors import read_header
 
     tensors = quantization.tensors(read_header(file))

@@ -7,12 +7,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import onnxruntime as ort
 from numpy.typing import NDArray
-from snapexport.graphs.passes.causal_conv import causal_conv
 
 from snapexport.contract.targets import Target
 from snapexport.graphs.markers import CACHE_DOMAIN, LINEAR_ATTENTION
 from snapexport.graphs.passes.base import node
 from snapexport.graphs.targets import TARGET_PASSES
+from snapexport.methods.states.surgery import causal_conv
 from tests.graphs.bodies import exported
 
 Array = NDArray[Any]

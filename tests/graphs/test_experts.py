@@ -19,15 +19,15 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from snapexport.builder import build
 from snapexport.errors import UserError
-from snapexport.exporter import shapes, weights
-from snapexport.exporter.architectures.families import family_of
-from snapexport.exporter.architectures.fields import require_groups
-from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.decoders import load_decoder
-from snapexport.exporter.derived import with_derived
-from snapexport.exporter.derived.stack import InTurn, Stack
-from snapexport.exporter.opening import open_checkpoint
-from snapexport.exporter.probe import look
+from snapexport.exporter.model.models import parameters
+from snapexport.exporter.model.probe import load_decoder, look
+from snapexport.exporter.read import open_checkpoint
+from snapexport.exporter.read.checkpoint import Checkpoint
+from snapexport.exporter.read.config_fields import require_groups
+from snapexport.exporter.read.families import family_of
+from snapexport.exporter.weights.arranged import InTurn, Stack
+from snapexport.exporter.weights.derived import with_derived
+from snapexport.exporter.weights.place import place
 from snapexport.files.safetensors import TensorSpan, header, read_header
 from snapexport.graphs.functions import EXPERTS
 from snapexport.graphs.markers import EXPERTS as EXPERTS_MARKER
@@ -206,7 +206,7 @@ def placed(model: Path, out: Path, dtype: Any = "fp32") -> dict[str, Array]:
     checkpoint = open_checkpoint(model)
     derived = with_derived(checkpoint, load_decoder(checkpoint))
     names = sorted(set(derived.tensors) - set(checkpoint.tensors))
-    made = weights.place(derived, names, dtype, out, lambda _: None)
+    made = place(derived, names, dtype, out, lambda _: None)
     return {name: load_file(span.file)[name] for name, span in made.tensors.items()}
 
 
@@ -297,7 +297,7 @@ def test_experts_of_a_sparse_checkpoint_stay_holes(dtype: Any, tmp_path: Path) -
     hollow = InTurn((sparse(tmp_path / "g", 32768), sparse(tmp_path / "u", 32768)))
     stack = Stack((hollow, InTurn((gate, up)), hollow))
     checkpoint = Checkpoint(tmp_path, {}, {}, {"stack": stack})
-    made = weights.place(checkpoint, ["stack"], dtype, tmp_path / "w", lambda _: None)
+    made = place(checkpoint, ["stack"], dtype, tmp_path / "w", lambda _: None)
     file, itemsize = made.tensors["stack"].file, {"bf16": 2, "fp32": 4}[dtype]
     whole = 3 * 65536 * 1024 * itemsize
     assert file.stat().st_size == made.tensors["stack"].offset + whole
@@ -318,7 +318,7 @@ def test_a_routers_bias_is_a_tensor_of_the_checkpoint() -> None:
         hidden_size=64,
         moe_intermediate_size=32,
     )
-    found = shapes.parameters(look(config, family_of("", config.model_type)))
+    found = parameters(look(config, family_of("", config.model_type)))
     assert found["model.layers.3.mlp.gate.e_score_correction_bias"] == (8,)
     assert not any("inv_freq" in name for name in found)
 

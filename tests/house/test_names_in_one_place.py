@@ -8,12 +8,12 @@ import pytest
 
 import snapexport
 from snapexport.contract.targets import TARGETS
-from snapexport.exporter.architectures import HELD
+from snapexport.exporter.read.families import HELD
 
 PACKAGE = Path(snapexport.__file__).parent
 TOOLS = Path(__file__).parents[2] / "tools"
 TARGETS_HOME = PACKAGE / "graphs" / "targets"
-ARCHITECTURES_HOME = PACKAGE / "exporter" / "architectures"
+ARCHITECTURES_HOME = PACKAGE / "exporter" / "read" / "families.py"
 FORMATS_HOME = PACKAGE / "runtime" / "chat" / "parsers"
 """Formats of tool calls are called by the families that write them."""
 
@@ -81,13 +81,13 @@ def test_only_graphs_targets_compares_the_names_of_targets() -> None:
     assert not found, "ask contract.targets.capabilities(target) instead"
 
 
-def test_only_exporter_architectures_names_architectures() -> None:
+def test_only_families_names_architectures() -> None:
     found = {
         str(file): lines
         for file in sources(ARCHITECTURES_HOME, FORMATS_HOME)
         if (lines := named_architectures(ast.parse(file.read_text())))
     }
-    assert not found, "facts of families belong to exporter/architectures/families.py"
+    assert not found, "facts of families belong to exporter/read/families.py"
 
 
 @pytest.mark.parametrize(

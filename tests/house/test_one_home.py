@@ -12,7 +12,7 @@ PACKAGE = Path(snapexport.__file__).parent
 
 HOMES = {
     "safetensors headers": (r"data_offsets", {"files/safetensors.py"}),
-    "binary headers": (r"\"<Q\"", {"files/safetensors.py", "exporter/gguf/cursor.py"}),
+    "binary headers": (r"\"<Q\"", {"files/safetensors.py", "exporter/read/gguf/header.py"}),
     "unfinished files": (
         r"[\"'.]partial\b[\"'-]",
         {"files/whole.py", "builder/staging.py"},
@@ -23,7 +23,7 @@ HOMES = {
     ),
     "hard links": (
         r"os\.link\(",
-        {"exporter/weights.py", "measure/eval/loaded_systems.py"},
+        {"exporter/weights/place.py", "measure/eval/loaded_systems.py"},
     ),
     "bytes for people": (r"/ 2\*\*[123]0|/ \(1 <<|\{[^}]*\} ?[KMG]iB", {"contract/memory.py"}),
 }

@@ -9,8 +9,7 @@ import pytest
 from snapexport import LLM, SamplingParams
 from snapexport.builder import build
 from snapexport.builder.options import BuildOptions
-from snapexport.builder.plan.plan import make_plan
-from snapexport.builder.plan.report import plan_report
+from snapexport.builder.plan.plan import make_plan, plan_report
 from snapexport.builder.plan.request import PlanRequest
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from snapexport.exporter.architectures import ExpertForm
-from snapexport.exporter.derived.experts import unstacked_experts
-from snapexport.exporter.integers import parts
-from snapexport.exporter.integers.read import dequantized
+from snapexport.exporter.model import ExpertForm
+from snapexport.exporter.weights.derived import unstacked_experts
+from snapexport.exporter.weights.forms import parts
+from snapexport.exporter.weights.forms.parts import dequantize
 from tests.oracle import cases, drafts
 from tests.oracle.cases import CACHED, LOGITS, Case
 from tests.oracle.compare import assert_logits
@@ -176,7 +176,7 @@ def with_rounded_layer(checkpoint: Path, made: Path, out: Path) -> Path:
     files = sorted((made / "weights").iterdir())
     stored = {name: one for file in files for name, one in load_file(file).items()}
     rounded = {parts.whole(name) for name in stored if parts.whole(name) != name}
-    found = {name: one for name, one in dequantized(stored).items() if name in rounded}
+    found = {name: one for name, one in dequantize(stored).items() if name in rounded}
     tensors = load_file(checkpoint / "model.safetensors")
     found |= unstacked_experts(found, ExpertForm())
     for name in tensors:

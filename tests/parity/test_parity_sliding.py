@@ -14,8 +14,8 @@ from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.records import GeometryRecord
-from snapexport.exporter.architectures.families import family_of
-from snapexport.exporter.probe import look
+from snapexport.exporter.model.probe import look
+from snapexport.exporter.read.families import family_of
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError
 from snapexport.graphs.passes.decode_cache import DecodeCache

@@ -23,7 +23,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.graphs.surgery import IR_VERSION
 from tests.exporter.quantized_files import quantize_to_fp8
 from tests.exporter.quantized_integers import quantize
-from tests.exporter.test_compressed_tensors import config
+from tests.exporter.weights.readers.test_compressed_tensors import config
 from tests.oracle import checkpoints
 from tests.rtx.conftest import SMALL
 from tests.rtx.library import Answer, ask, ask_kernels

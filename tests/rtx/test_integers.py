@@ -18,8 +18,8 @@ from onnx.helper import make_tensor_value_info as info
 from snapexport.builder import build
 from snapexport.graphs.surgery import IR_VERSION
 from tests.exporter import gguf_files
-from tests.exporter.test_fp4_kept import nvfp4
-from tests.exporter.test_signed_integers import quantized_by
+from tests.exporter.weights.forms.test_fp4_kept import nvfp4
+from tests.exporter.weights.forms.test_signed_integers import quantized_by
 from tests.rtx.conftest import SMALL
 from tests.rtx.library import Answer, ask
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from snapexport.exporter.conversion import as_torch
-from snapexport.exporter.integers import IntegerWeight
-from snapexport.exporter.quantized import read_quantization
-from snapexport.exporter.tensor_file import Tensor
+from snapexport.exporter.weights.conversion import as_torch
+from snapexport.exporter.weights.forms.integers import IntegerWeight
+from snapexport.exporter.weights.readers import read_quantization
+from snapexport.exporter.weights.tensor_file import Tensor
 from snapexport.files.safetensors import read_header
 
 ROWS, COLUMNS = 64, 256

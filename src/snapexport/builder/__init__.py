@@ -32,7 +32,7 @@ def run(options: BuildOptions, progress: Progress | None = None) -> Build:
     progress = progress or Silent()
     progress.stage("reading the checkpoint")
     resolved = resolve(options)
-    for text in resolved.stored.told:
+    for text in resolved.stored.left_out:
         progress.note(text)
     record = verified(resolved, progress)
     with staged(options.out, options.overwrite) as directory:

@@ -11,7 +11,7 @@ from snapexport.contract.geometry import CacheGeometry, Steps
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import WEIGHTS
 from snapexport.errors import UserError
-from snapexport.exporter.weights import place_again
+from snapexport.exporter.weights.place import place_again
 from snapexport.graphs.markers import TRACE_DOMAIN
 from snapexport.graphs.recipe import Recipe, Shown
 from snapexport.methods import table

@@ -5,10 +5,10 @@ from tokenizers import Tokenizer
 from snapexport.builder.progress import Progress
 from snapexport.builder.resolved import ResolvedBuild
 from snapexport.contract.memory import size, spelled
-from snapexport.exporter import inputs, shapes
-from snapexport.exporter.calibration_text import TEXT
-from snapexport.exporter.integers import choice
-from snapexport.exporter.integers.fitted import Inputs
+from snapexport.exporter.weights import inputs, shapes
+from snapexport.exporter.weights.forms import choice
+from snapexport.exporter.weights.forms.rounding import Inputs
+from snapexport.exporter.weights.inputs import TEXT
 from snapexport.files.tokenizer_file import TOKENIZER
 
 _LARGEST_LAYER = size("4GiB")

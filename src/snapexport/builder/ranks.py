@@ -15,9 +15,11 @@ from snapexport.builder.graph_files import write_graph
 from snapexport.builder.progress import Progress
 from snapexport.contract.manifest import RANK, WEIGHTS, GraphEntry, GraphName
 from snapexport.contract.targets import Target, capabilities
-from snapexport.exporter import link, ranks, weights
-from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.link import Traced
+from snapexport.exporter.model import ranks
+from snapexport.exporter.read.checkpoint import Checkpoint
+from snapexport.exporter.trace import link
+from snapexport.exporter.trace.link import Traced
+from snapexport.exporter.weights.place import PlacedWeights, place
 from snapexport.files.dtypes import DType
 from snapexport.graphs.segments import segments
 
@@ -29,7 +31,7 @@ def place_ranks(
     dtype: DType,
     directory: Path,
     progress: Progress,
-) -> tuple[weights.PlacedWeights, dict[GraphName, Traced]]:
+) -> tuple[PlacedWeights, dict[GraphName, Traced]]:
     """Write every rank's weights. The tensors are the first rank's: all ranks have the same.
 
     Also returns the traces by a rank's names of weights: two may be cut of one tensor.
@@ -41,7 +43,7 @@ def place_ranks(
     }
     in_fp32 = link.tensors_of(ir.DataType.FLOAT, own.values())
     placed = [
-        weights.place(
+        place(
             ranks.of_rank(checkpoint, every, rank, count),
             every,
             dtype,
@@ -55,10 +57,10 @@ def place_ranks(
     layouts = [_layout(one) for one in placed]
     assert all(layout == layouts[0] for layout in layouts), "ranks have different weights"
     hashes = {file: digest for one in placed for file, digest in one.hashes.items()}
-    return weights.PlacedWeights(placed[0].tensors, hashes), own
+    return PlacedWeights(placed[0].tensors, hashes), own
 
 
-def _layout(placed: weights.PlacedWeights) -> dict[str, object]:
+def _layout(placed: PlacedWeights) -> dict[str, object]:
     return {
         name: (span.file.name, span.offset, span.nbytes, span.dtype, span.shape)
         for name, span in placed.tensors.items()

@@ -12,21 +12,15 @@ from snapexport.contract.graph_options import uneven_batch
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError
-from snapexport.exporter import (
-    architectures,
-    conversion,
-    decoders,
-    derived,
-    fp8,
-    hub,
-    shapes,
-    weights,
-)
-from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.integers import IntegerWeight
-from snapexport.exporter.opening import open_checkpoint, with_tokenizer
-from snapexport.exporter.quantized import read_quantization
-from snapexport.exporter.ranks import require_ranks
+from snapexport.exporter.model import Decoder, model_facts, probe
+from snapexport.exporter.model.ranks import require_ranks
+from snapexport.exporter.read import local_path, open_checkpoint, with_tokenizer
+from snapexport.exporter.read.checkpoint import Checkpoint
+from snapexport.exporter.weights import conversion, derived, shapes
+from snapexport.exporter.weights.forms import fp8
+from snapexport.exporter.weights.forms.integers import IntegerWeight
+from snapexport.exporter.weights.place import require_linkable
+from snapexport.exporter.weights.readers import read_quantization
 from snapexport.methods import table
 from snapexport.methods.short_chunks.spec import short_chunks
 
@@ -43,7 +37,7 @@ class ResolvedBuild:
     stored: Checkpoint
     checkpoint: Checkpoint
     texts: dict[str, bytes]
-    decoder: architectures.Decoder
+    decoder: Decoder
     model: ModelFacts
     geometry: CacheGeometry
     prefill_chunk: int
@@ -53,14 +47,14 @@ class ResolvedBuild:
 
 def resolve(options: BuildOptions) -> ResolvedBuild:
     """Read headers and configs. Raises UserError for a model or options that cannot be built."""
-    checkpoint = open_checkpoint(hub.resolve(options.model))
+    checkpoint = open_checkpoint(local_path(options.model))
     if options.link_weights:
-        weights.require_linkable(checkpoint)
+        require_linkable(checkpoint)
     options = _with_weights(options, checkpoint)
-    decoder = decoders.load_decoder(
+    decoder = probe.load_decoder(
         checkpoint, longrope_for=options.L_max if options.longrope else None
     )
-    model = architectures.model_facts(decoder, checkpoint)
+    model = model_facts(decoder, checkpoint)
     folder, is_gguf = with_tokenizer(checkpoint), checkpoint.gguf is not None
     texts = read_texts(folder, model.vocab_size, is_whole=is_gguf)
     geometry = options.geometry(model, template_tail(texts, checkpoint.source))
@@ -71,7 +65,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     require_compatible(options.flags | {"uneven_slots": uneven})
     stored, checkpoint = checkpoint, conversion.by_model_names(checkpoint, decoder)
     shapes.require_tensors(checkpoint, decoder)
-    stored = replace(stored, told=(*stored.told, *shapes.unread(checkpoint, decoder)))
+    stored = replace(stored, left_out=(*stored.left_out, *shapes.unread(checkpoint, decoder)))
     for method in table.methods_on(geometry, options.graph):
         if export := method.part("export"):
             export.require(checkpoint, decoder)

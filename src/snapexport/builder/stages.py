@@ -4,6 +4,7 @@ Knows no operator of any target, and not where the build appears.
 """
 
 import platform
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -28,14 +29,15 @@ from snapexport.contract.manifest import (
     Verified,
 )
 from snapexport.contract.targets import capabilities
-from snapexport.exporter import fp8, link, trace, weights
-from snapexport.exporter.batch import with_batch
-from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.integers import choice, told
-from snapexport.exporter.integers.marks import Marking
-from snapexport.exporter.integers.parts import Weight
-from snapexport.exporter.link import Traced
+from snapexport.exporter import trace
 from snapexport.exporter.method import TracedModel
+from snapexport.exporter.read.checkpoint import Checkpoint
+from snapexport.exporter.trace import link, with_batch
+from snapexport.exporter.trace.link import Traced
+from snapexport.exporter.trace.marking import Marking
+from snapexport.exporter.weights.forms import choice, parts
+from snapexport.exporter.weights.forms.parts import Weight
+from snapexport.exporter.weights.place import PlacedWeights, place
 from snapexport.files.dtypes import BY_FLAG
 from snapexport.graphs.method import surgeries
 from snapexport.graphs.recipe import Recipe
@@ -60,21 +62,21 @@ def write_into(
 
 def trace_model(
     resolved: ResolvedBuild, directory: Path, progress: Progress
-) -> tuple[Traces, weights.PlacedWeights]:
+) -> tuple[Traces, PlacedWeights]:
     """Trace all graphs, place the weights in `directory`, and link the traces to them."""
     options = resolved.options
     traced = _traced(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
     checkpoint, traced, integers = _quantized(resolved, traced, progress)
     read = {tensor for trace in traced.values() for tensor in trace.sources.values()}
     signed = options.holds_integers and capabilities(options.target).signed_integers
-    for text in told.notes(checkpoint.tensors, read, integers, options.dtype, signed=signed):
+    for text in choice.notes(checkpoint.tensors, read, integers, options.dtype, signed=signed):
         progress.note(text)
     progress.stage("placing the weights")
     if options.tensor_parallel > 1:
         count, dtype_name = options.tensor_parallel, options.dtype
         placed, traced = place_ranks(checkpoint, traced, count, dtype_name, directory, progress)
     else:
-        placed = weights.place(
+        placed = place(
             checkpoint,
             read,
             options.dtype,
@@ -123,24 +125,18 @@ def _quantized(
 ) -> tuple[Checkpoint, dict[GraphName, Traced], dict[str, Weight]]:
     """The checkpoint and the traces as `--weights` changes them, and the weights as integers."""
     checkpoint, options = resolved.checkpoint, resolved.options
-    if options.weights == "fp8":
-        return *fp8.keep(traced, checkpoint, options.dtype), {}
-    if not options.holds_integers:
+    if options.weights in (None, "dequantize"):
         return checkpoint, traced, {}
     decoder = resolved.decoder
     target, inputs = capabilities(options.target), layer_inputs(resolved, progress)
-    chosen = choice.of_flag(options.weights, decoder, inputs, signed=target.signed_integers)
+    signed, dtype = target.signed_integers, options.dtype
+    chosen = choice.of_flag(options.weights, decoder, inputs, dtype=dtype, signed=signed)
     marking = Marking(checkpoint.tensors, chosen, decoder.embedding, target.integer_experts)
-    return (
-        checkpoint,
-        {name: marking.marked(trace) for name, trace in traced.items()},
-        marking.weights,
-    )
+    marked = {name: marking.mark(trace) for name, trace in traced.items()}
+    return replace(checkpoint, tensors=marking.stored), marked, marking.weights
 
 
-def _linked(
-    resolved: ResolvedBuild, traced: dict[str, Traced], placed: weights.PlacedWeights
-) -> Traces:
+def _linked(resolved: ResolvedBuild, traced: dict[str, Traced], placed: PlacedWeights) -> Traces:
     """The traces, tied to the weights: decode's for each number of batch slots."""
     whole, smaller = resolved.options.batch, resolved.options.smaller_batches
     models: dict[str, onnx.ModelProto] = {}
@@ -184,7 +180,7 @@ def manifest_of(
     graphs: dict[GraphName, GraphEntry],
     segments: dict[GraphName, list[GraphEntry]],
     traces: dict[TraceName, GraphEntry],
-    placed: weights.PlacedWeights,
+    placed: PlacedWeights,
     directory: Path,
 ) -> Manifest:
     """The build's manifest."""
@@ -206,6 +202,6 @@ def manifest_of(
         linked_weights=placed.linked,
         engines={},
         versions={"python": platform.python_version()} | {n: version(n) for n in _RECORDED},
-        matrices=told.matrices(placed.tensors, placed.integers),
-        bits_per_weight=told.bits_per_weight(placed.tensors, placed.integers),
+        matrices=parts.matrices(placed.tensors, placed.integers),
+        bits_per_weight=parts.bits_per_weight(placed.tensors, placed.integers),
     )

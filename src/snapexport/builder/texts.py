@@ -16,16 +16,15 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError
-from snapexport.exporter.folders import GGUF
-from snapexport.exporter.special_tokens import with_special_tokens
-from snapexport.exporter.text_files import (
+from snapexport.exporter.read.folders import (
     CHAT_TEMPLATE,
     COPIED,
+    GGUF,
     PROCESSORS_TEMPLATE,
     READ,
     TOKENIZER_CONFIG,
 )
-from snapexport.exporter.tokenizer_conversion import converted
+from snapexport.exporter.read.tokenizer import convert_tokenizer, with_special_tokens
 from snapexport.files.tokenizer_file import TOKENIZER, parse_tokenizer
 from snapexport.files.untrusted import decode_utf8, parse_object, read_bytes
 from snapexport.runtime.chat import template_files
@@ -53,7 +52,7 @@ def read_texts(
         if os.path.lexists(path):
             found[name] = read_bytes(path, most, _HINT).removeprefix(codecs.BOM_UTF8)
             _require_sound(path, found[name])
-    if TOKENIZER not in found and (made := converted(checkpoint, found)):
+    if TOKENIZER not in found and (made := convert_tokenizer(checkpoint, found)):
         found[TOKENIZER] = made
     found = _with_processors_template(found)
     found = found if is_whole else with_special_tokens(found, vocab_size)

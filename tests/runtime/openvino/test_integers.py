@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
-from snapexport.exporter.integers.read import dequantized
+from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.runtime.requests.llm import LLM
 from tests.exporter import gguf_files
-from tests.exporter.test_weights import weights_of
+from tests.exporter.weights.test_weights import weights_of
 
 openvino = pytest.importorskip("openvino")
 
@@ -34,7 +34,7 @@ def test_rounded_weights_give_the_logits_of_transformers(
     made = build(checkpoint, tmp_path / "b", **OPTIONS, weights=weights)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     sizes = model.state_dict()
-    rounded = dequantized(weights_of(made)).items()
+    rounded = dequantize(weights_of(made)).items()
     model.load_state_dict({n: one[..., : sizes[n].shape[-1]] for n, one in rounded}, strict=False)
     with torch.no_grad():
         expected = model(torch.tensor([PROMPT])).logits[0, -1].numpy()

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
-from snapexport.exporter.ranks import tensors
-from snapexport.exporter.ranks.tensors import Columns, Share, cut
+from snapexport.exporter.model.ranks import Columns, Share, cut
+from snapexport.exporter.weights.tensor_file import blocks, is_hole
 from snapexport.files.safetensors import TensorSpan, read_header
 from tests.oracle import checkpoints
 
@@ -114,6 +114,6 @@ def test_holes_of_a_sparse_checkpoint_stay_holes(tmp_path: Path) -> None:
     with file.open("wb") as out:
         out.truncate(1 << 26)
     span = TensorSpan(file, 0, 1 << 26, "F32", (1 << 12, 1 << 12))
-    parts = list(tensors.blocks(cut(span, 1, Share(0, 8))))
-    assert all(tensors.is_hole(block) for block in parts)
+    parts = list(blocks(cut(span, 1, Share(0, 8))))
+    assert all(is_hole(block) for block in parts)
     assert sum(block.size for block in parts) == 1 << 21

@@ -8,9 +8,9 @@ import pytest
 from transformers import LlamaConfig
 
 from snapexport.builder import build
-from snapexport.exporter import shapes
-from snapexport.exporter.architectures.families import family_of
-from snapexport.exporter.probe import look
+from snapexport.exporter.model import models
+from snapexport.exporter.model.probe import look
+from snapexport.exporter.read.families import family_of
 from snapexport.files.safetensors import header, read_header
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ CONFIG = LlamaConfig(
 
 
 def parameters() -> dict[str, tuple[int, ...]]:
-    return shapes.parameters(look(CONFIG, family_of("LlamaForCausalLM", "llama")))
+    return models.parameters(look(CONFIG, family_of("LlamaForCausalLM", "llama")))
 
 
 def sparse_checkpoint(directory: Path) -> Path:

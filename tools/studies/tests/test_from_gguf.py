@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from snapexport.errors import UserError
 from tests.exporter import gguf_files
 from tests.exporter.gguf_files import Kind
-from tests.exporter.test_gguf import by_transformers
+from tests.exporter.read.gguf.test_gguf import by_transformers
 from tools.studies.speed.from_gguf import checkpoint_of
 
 

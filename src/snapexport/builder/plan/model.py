@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError, needs_extra
-from snapexport.exporter import hub
-from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.folders import GGUF
-from snapexport.exporter.opening import open_checkpoint
-from snapexport.exporter.text_files import CONFIG
+from snapexport.exporter.read import local_path, open_checkpoint
+from snapexport.exporter.read.checkpoint import Checkpoint
+from snapexport.exporter.read.folders import CONFIG, GGUF
 from snapexport.files.dtypes import BY_FLAG, DTYPES, DType
 from snapexport.files.safetensors import TensorSpan
 
 if TYPE_CHECKING:
-    from snapexport.exporter.architectures import Decoder
-    from snapexport.exporter.integers import Form
+    from snapexport.exporter.model import Decoder
+    from snapexport.exporter.weights.forms.integers import Form
 
 _STORED: dict[str, DType] = {BY_FLAG[dtype].safetensors: dtype for dtype in DTYPES}
 
@@ -30,7 +28,7 @@ _COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 """What a layer for multi-token prediction shares with the model, and may hold once more."""
 _WEIGHTS = (".safetensors", ".bin", GGUF)
 _TAKEN_APART = "kv_b_proj.weight"
-"""A matrix that a build stores as two, never in fp8 (exporter/latent_attention.py)."""
+"""A matrix that a build stores as two, never in fp8 (exporter/weights/derived.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,18 +120,21 @@ def read_model(model: str, *, mtp: bool = False, longrope_for: int | None = None
     mtp: with the layer for multi-token prediction, which comes after the last one. longrope_for: as
     `load_decoder` takes it.
     """
-    path = hub.resolve(model)
+    path = local_path(model)
     has_weights = _has_weights(path)
     checkpoint = open_checkpoint(path) if has_weights else _of_config(path, longrope_for)
     with needs_extra("build"):
-        from snapexport.exporter import architectures, conversion, decoders, shapes
-        from snapexport.exporter.quantized import read_quantization
+        from snapexport.exporter.model import model_facts
+        from snapexport.exporter.model.models import parameters as parameters_of
+        from snapexport.exporter.model.probe import load_decoder
+        from snapexport.exporter.weights import conversion
+        from snapexport.exporter.weights.readers import read_quantization
 
-        decoder = decoders.load_decoder(checkpoint, longrope_for=longrope_for)
+        decoder = load_decoder(checkpoint, longrope_for=longrope_for)
         if mtp:
             _require_mtp(checkpoint, decoder)
         stored, checkpoint = checkpoint, conversion.by_model_names(checkpoint, decoder)
-        parameters = shapes.parameters(decoder)
+        parameters = parameters_of(decoder)
     config, tied = decoder.config, decoder.tied
     embedding_name, head_name = decoder.embedding, decoder.head
     _require_weights(checkpoint, (embedding_name,) if tied else (embedding_name, head_name))
@@ -150,7 +151,7 @@ def read_model(model: str, *, mtp: bool = False, longrope_for: int | None = None
     linear = [(rows, columns) for rows, columns in matrices.values()]
     linear.append((embedding[0], embedding[1]) if tied else (head[0], head[1]))
     return PlannedModel(
-        facts=architectures.model_facts(decoder, checkpoint),
+        facts=model_facts(decoder, checkpoint),
         hidden_size=config.hidden_size,
         intermediate_size=_width(decoder, matrices),
         linear=tuple(linear),
@@ -169,8 +170,10 @@ def read_model(model: str, *, mtp: bool = False, longrope_for: int | None = None
 def _forms(
     checkpoint: Checkpoint, decoder: "Decoder", products: tuple[str, ...], *, signed: bool
 ) -> dict[str, PlannedForms]:
-    from snapexport.exporter.integers import IntegerWeight, choice
-    from snapexport.exporter.integers.marks import SMALLEST_SIDE
+    from snapexport.exporter.trace.marking import SMALLEST_SIDE
+    from snapexport.exporter.weights.forms import choice
+    from snapexport.exporter.weights.forms.fp8 import Fp8Weight
+    from snapexport.exporter.weights.forms.integers import IntegerWeight
 
     tensors = checkpoint.tensors
     flags = ["int8", "int4"]
@@ -182,6 +185,7 @@ def _forms(
 
         def form(name: str, chosen: choice.Choice = chosen) -> "Form | None":
             weight = chosen.of(name, tensors[name])
+            assert not isinstance(weight, Fp8Weight)  # which no flag of these keeps
             return weight.form if weight and min(weight.shape[-2:]) >= SMALLEST_SIDE else None
 
         experts = next((name for name in tensors if _OF_EXPERTS in name), None)
@@ -194,7 +198,7 @@ def _forms(
 
 
 def _require_mtp(checkpoint: Checkpoint, decoder: "Decoder") -> None:
-    from snapexport.exporter import mtp_layer
+    from snapexport.exporter.trace import mtp_layer
 
     mtp_layer.require_present(checkpoint, decoder)
 
@@ -220,13 +224,14 @@ def _has_weights(path: Path) -> bool:
 def _of_config(directory: Path, longrope_for: int | None) -> Checkpoint:
     """A config.json without weights, with the shapes of transformers' parameters."""
     with needs_extra("build"):
-        from snapexport.exporter import decoders, shapes
+        from snapexport.exporter.model.models import parameters
+        from snapexport.exporter.model.probe import load_decoder
 
     checkpoint = Checkpoint.of_configs(directory, {})
-    decoder = decoders.load_decoder(checkpoint, longrope_for=longrope_for)
+    decoder = load_decoder(checkpoint, longrope_for=longrope_for)
     tensors = {
         name: TensorSpan(directory, 0, 2 * prod(shape), "BF16", shape)
-        for name, shape in shapes.parameters(decoder).items()
+        for name, shape in parameters(decoder).items()
     }
     return replace(checkpoint, tensors=tensors)
 
@@ -247,7 +252,8 @@ def _experts(decoder: "Decoder", mtp: bool) -> PlannedExperts | None:
 
 def _fp8(checkpoint: Checkpoint) -> PlannedFp8 | None:
     """The fp8 weights, by their types; without weights, the layers that config.json lists."""
-    from snapexport.exporter.quantized import Fp8Tensor, read_quantization
+    from snapexport.exporter.weights.readers import read_quantization
+    from snapexport.exporter.weights.readers.fp8 import Fp8Tensor
 
     quantization = read_quantization(checkpoint.config)
     if quantization is None or not quantization.block[1]:

@@ -12,7 +12,7 @@ from snapexport.methods.several_tokens.spec import SeveralTokensOptions
 from snapexport.methods.short_chunks.spec import ShortChunkOptions
 
 if TYPE_CHECKING:
-    from snapexport.exporter.integers import Form
+    from snapexport.exporter.weights.forms.integers import Form
 
 _SCALE = 4
 """Bytes of an fp8 weight's scale (exporter.fp8)."""

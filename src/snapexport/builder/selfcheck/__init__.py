@@ -17,8 +17,8 @@ from snapexport.builder.selfcheck.stand_in import require_same_parts, stand_in
 from snapexport.builder.staging import scratch
 from snapexport.contract.manifest import Verified
 from snapexport.contract.memory import spelled
-from snapexport.exporter import shapes
-from snapexport.exporter.architectures import is_held
+from snapexport.exporter.read.families import is_held
+from snapexport.exporter.weights import shapes
 
 
 def verified(resolved: ResolvedBuild, progress: Progress) -> Verified | None:

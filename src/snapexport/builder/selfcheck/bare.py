@@ -13,10 +13,11 @@ from snapexport.builder.selfcheck.sample import Sample
 from snapexport.contract import names
 from snapexport.contract.manifest import WEIGHTS
 from snapexport.errors import needs_extra
-from snapexport.exporter import link, trace, weights
-from snapexport.exporter.batch import with_batch
-from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.link import Traced
+from snapexport.exporter import trace
+from snapexport.exporter.read.checkpoint import Checkpoint
+from snapexport.exporter.trace import link, with_batch
+from snapexport.exporter.trace.link import Traced
+from snapexport.exporter.weights.place import place
 
 
 def without_layers(
@@ -28,7 +29,7 @@ def without_layers(
 
     decoder = replace(sample.decoder, layers_read_their_own=True)  # none stands for the others
     traced = Traced.of(trace.trace_decode(decoder, torch.float32), decoder)
-    placed = weights.place(
+    placed = place(
         replace(checkpoint, tensors=sample.tensors),
         traced.sources.values(),
         "fp32",

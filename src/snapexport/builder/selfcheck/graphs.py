@@ -25,7 +25,7 @@ from snapexport.contract.pieces import pieces, pieces_of
 from snapexport.contract.slots import LayerGeometry, Slots
 from snapexport.contract.targets import Target, capabilities
 from snapexport.contract.vote import Vote
-from snapexport.exporter import architectures
+from snapexport.exporter.model import model_facts
 from snapexport.methods.extend.spec import ExtendOptions
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.graph_set import PrefillForm
@@ -47,7 +47,7 @@ def build_of(sample: Sample, resolved: ResolvedBuild, directory: Path) -> Build:
     checkpoint = replace(
         resolved.checkpoint, tensors=sample.tensors, generation_config={"eos_token_id": []}
     )
-    model = architectures.model_facts(decoder, checkpoint)
+    model = model_facts(decoder, checkpoint)
     options = BuildOptions(
         model=resolved.options.model,
         out=directory,

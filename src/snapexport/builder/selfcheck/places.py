@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from snapexport.builder.selfcheck.cost import Cost
-from snapexport.exporter.architectures import Decoder
+from snapexport.exporter.model import Decoder
 
 _USUAL = 4
 """Layers that are compared, if so few sorts are there and memory suffices."""

@@ -17,8 +17,8 @@ from snapexport.builder.selfcheck.routing import choices_of
 from snapexport.builder.selfcheck.sample import Sample
 from snapexport.builder.selfcheck.stand_in import drop_quantization
 from snapexport.errors import UserError
-from snapexport.exporter.architectures import Decoder
-from snapexport.exporter.models import (
+from snapexport.exporter.model import Decoder
+from snapexport.exporter.model.models import (
     causal_language_model,
     in_users_words,
     keep_layers,

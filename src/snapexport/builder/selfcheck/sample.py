@@ -8,11 +8,12 @@ import torch
 
 from snapexport.builder.selfcheck.sizes import Sizes
 from snapexport.builder.selfcheck.small import in_short_windows, picked_tokens, with_few_tokens
-from snapexport.exporter import conversion, shapes
-from snapexport.exporter.architectures import Decoder
-from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.derived.picked import Picked
-from snapexport.exporter.tensor_file import Tensor
+from snapexport.exporter.model import Decoder
+from snapexport.exporter.model.models import parameters
+from snapexport.exporter.read.checkpoint import Checkpoint
+from snapexport.exporter.weights import conversion
+from snapexport.exporter.weights.arranged import Picked
+from snapexport.exporter.weights.tensor_file import Tensor
 from snapexport.files.safetensors import TensorSpan
 
 
@@ -36,7 +37,7 @@ class Sample:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What transformers loads. Tensors in files are mapped."""
         return {
-            name: conversion.mapped(one)
+            name: conversion.map_span(one)
             if isinstance(one, TensorSpan)
             else conversion.as_torch(one)
             for name, one in self.stored.items()
@@ -104,7 +105,7 @@ def _with_rows(
     """The decoder with few tokens, their ids in the checkpoint, and the tensors with their rows."""
     rows = picked_tokens(decoder.config, count)
     small = with_few_tokens(decoder.left_with(range(len(decoder.layers))), len(rows))
-    wanted = shapes.parameters(small) if rows else {}
+    wanted = parameters(small) if rows else {}
     changed = {n: one.shape for n, one in tensors.items() if one.shape != wanted.get(n, one.shape)}
     for name, shape in changed.items():
         if (len(rows), *shape[1:]) != wanted[name]:  # the vocabulary has another place in it

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from snapexport.exporter.architectures import Decoder
+from snapexport.exporter.model import Decoder
 
 _SEED = 0
 _OF_VOCABULARY, _TOKEN = "vocab_size", "_token_id"

@@ -14,12 +14,12 @@ import torch
 
 from snapexport.builder.resolved import ResolvedBuild
 from snapexport.errors import UserError
-from snapexport.exporter import conversion, decoders, derived
-from snapexport.exporter.architectures import Decoder
-from snapexport.exporter.miniature import miniature
-from snapexport.exporter.models import model_on_meta
-from snapexport.exporter.opening import open_checkpoint
+from snapexport.exporter.model import Decoder, probe
+from snapexport.exporter.model.models import model_on_meta
+from snapexport.exporter.model.probe.miniature import miniature
 from snapexport.exporter.quiet import quiet, without_progress_bars
+from snapexport.exporter.read import open_checkpoint
+from snapexport.exporter.weights import conversion, derived
 
 _NOISE = 0.3
 """Standard deviation of biases, and of what norms multiply by."""
@@ -40,7 +40,7 @@ def stand_in(resolved: ResolvedBuild, directory: Path) -> ResolvedBuild:
     _save(resolved.decoder, directory)
     stored = open_checkpoint(directory)
     longest = resolved.options.L_max if resolved.decoder.longrope else None
-    decoder = decoders.load_decoder(stored, longrope_for=longest)
+    decoder = probe.load_decoder(stored, longrope_for=longest)
     named = conversion.by_model_names(stored, decoder)
     checkpoint = derived.with_derived(named, decoder)
     return replace(resolved, stored=stored, checkpoint=checkpoint, decoder=decoder)

@@ -14,7 +14,7 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.contract.pieces import chunks
-from snapexport.exporter.tensor_file import NUMPY_DTYPE
+from snapexport.exporter.weights.tensor_file import NUMPY_DTYPE
 from snapexport.measure.accuracy.graph_loader import GraphLoader, Infer, on_onnxruntime
 from snapexport.measure.accuracy.sequence import Array, Feed, SequenceRunner
 from snapexport.methods.repeat.spec import VOTER, repeated_chunk, repeated_starts

@@ -14,20 +14,21 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.exporter import architectures, decoders, derived, fp8, hub
-from snapexport.exporter.architectures import Decoder
-from snapexport.exporter.checkpoint import QUANTIZATION, Checkpoint
-from snapexport.exporter.gguf.header import GgufHeader
-from snapexport.exporter.integers.read import dequantized
-from snapexport.exporter.models import (
+from snapexport.exporter.model import Decoder, model_facts
+from snapexport.exporter.model.models import (
     causal_language_model,
     leave_text,
     make_model,
     with_text_alone,
 )
-from snapexport.exporter.opening import open_checkpoint
+from snapexport.exporter.model.probe import load_decoder
 from snapexport.exporter.quiet import quiet
-from snapexport.exporter.text_files import CONFIG
+from snapexport.exporter.read import local_path, open_checkpoint
+from snapexport.exporter.read.checkpoint import QUANTIZATION, Checkpoint
+from snapexport.exporter.read.folders import CONFIG
+from snapexport.exporter.read.gguf.header import GgufHeader
+from snapexport.exporter.weights import derived
+from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.measure.accuracy.layer_weights import Chosen, Tensors, read_by_layer
 from snapexport.measure.accuracy.sequence import Array, SequenceRunner
 
@@ -84,7 +85,7 @@ _SAME = (
 
 def reference_model(build: Build, checkpoint: str | None) -> tuple[Any, Decoder]:
     """The model of `checkpoint`, or of config and weights of the build itself. Raises UserError."""
-    opened = _configs_of(build) if checkpoint is None else open_checkpoint(hub.resolve(checkpoint))
+    opened = _configs_of(build) if checkpoint is None else open_checkpoint(local_path(checkpoint))
     decoder = _matching_decoder(build, opened)
     own = checkpoint is None
     model = _own_model(build, opened, decoder) if own else _model_of(opened, decoder)
@@ -195,7 +196,7 @@ def _own_model(build: Build, configs: Checkpoint, decoder: Decoder) -> Any:
 
     def read(chosen: Chosen) -> Tensors:
         some = {name: file.get_tensor(name) for name, file in stored.items() if chosen(name)}
-        whole = fp8.dequantized(dequantized(some), configs.config)
+        whole = dequantize(some, configs.config)
         return derived.originals(_without_padding(whole, columns), decoder)
 
     read_by_layer(model, decoder.names.layers, read)
@@ -210,9 +211,9 @@ def _without_padding(tensors: Tensors, columns: Mapping[str, int]) -> Tensors:
 def _matching_decoder(build: Build, checkpoint: Checkpoint) -> Decoder:
     built = build.manifest.model
     length = build.manifest.geometry.L_max if built.longrope else None
-    decoder = decoders.load_decoder(checkpoint, longrope_for=length)
+    decoder = load_decoder(checkpoint, longrope_for=length)
     _require_same(checkpoint, "architecture", decoder.family.name, built.architecture)
-    facts = architectures.model_facts(decoder, checkpoint)
+    facts = model_facts(decoder, checkpoint)
     for name in _SAME:
         _require_same(checkpoint, name, getattr(facts, name), getattr(built, name))
     return decoder

@@ -21,7 +21,7 @@ from snapexport.measure.bench.turns import Work
 
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 _INTEGERS = {".int4": 2, ".signed4": 2, ".fp4": 2, ".int8": 1, ".signed8": 1}
-"""Endings of parts that hold integers (exporter/integers/parts.py), and integers of a byte."""
+"""Endings of parts that hold integers (exporter/weights/forms/parts.py), and integers of a byte."""
 _BESIDE = (".scales", ".zeros", ".minima", ".order", ".factor")
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from snapexport.exporter import mtp, mtp_layer
-from snapexport.exporter.architectures import Decoder
-from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.method import MethodExport, TracedModel
+from snapexport.exporter.model.decoder import Decoder
+from snapexport.exporter.read.checkpoint import Checkpoint
+from snapexport.exporter.trace import mtp, mtp_layer
 from snapexport.methods.mtp.spec import GRAPH, PREFILL_GRAPH
 
 

@@ -1,0 +1,179 @@
+"""Reads a checkpoint's directory: its configs, and the file and offset of each tensor.
+
+Reads headers, never a weight. `open_checkpoint` takes GGUF files too.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from snapexport.errors import UserError
+from snapexport.exporter.read import folders
+from snapexport.exporter.read.families import require_known
+from snapexport.exporter.read.folders import (
+    CONFIG,
+    GENERATION_CONFIG,
+)
+from snapexport.files.safetensors import TensorSpan, read_header
+from snapexport.files.untrusted import (
+    CONFIG_BYTES,
+    INDEX_BYTES,
+    is_plain_name,
+    read_object,
+)
+
+if TYPE_CHECKING:
+    from snapexport.exporter.read.gguf.header import GgufHeader
+    from snapexport.exporter.weights.tensor_file import Tensor
+
+MODELOPT_CONFIG = "hf_quant_config.json"
+QUANTIZATION = "quantization_config"
+_OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_PACKED = ".qweight", ".weight_packed"
+SINGLE_FILE = "model.safetensors"
+SHARD_INDEX = "model.safetensors.index.json"
+_DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A local checkpoint. The spans' files are resolved: no symlinks are left.
+
+    gguf: the file that `directory` was made of, which lasts as long as `folder` is referred to.
+    left_out: what of it a build leaves out.
+    """
+
+    directory: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tensors: "Mapping[str, Tensor]"
+    gguf: "GgufHeader | None" = None
+    folder: "TemporaryDirectory[str] | None" = None
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def of_directory(cls, path: Path) -> "Checkpoint":
+        """Read configs and tensor headers. Raises UserError for what is missing or broken."""
+        folders.require_files(path)
+        if not (path / CONFIG).is_file():
+            raise folders.without_config(path)
+        opened = cls.of_configs(path, {})
+        folders.require_readable_layout(path, opened.config)
+        require_known(opened.config)
+        notes = folders.left_out(path)
+        return _dequantize(replace(opened, tensors=_tensors(path), left_out=notes))
+
+    @classmethod
+    def of_configs(cls, directory: Path, tensors: "Mapping[str, Tensor]") -> "Checkpoint":
+        """The configs of a directory with tensors from anywhere."""
+        generation = directory / GENERATION_CONFIG
+        return cls(
+            directory,
+            _with_quantization(_read(directory / CONFIG), directory),
+            _read(generation) if generation.exists() else {},
+            tensors,
+        )
+
+    @property
+    def source(self) -> Path:
+        """The path that the user named."""
+        return self.gguf.file if self.gguf else self.directory
+
+
+def _with_quantization(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """A config with the quantization that is written elsewhere.
+
+    ModelOpt writes it beside the config, older versions of compressed-tensors under another name,
+    and some tools into the config of the text part.
+    """
+    if config.get(QUANTIZATION) is not None:
+        return config
+    if (beside := directory / MODELOPT_CONFIG).is_file():
+        return config | {QUANTIZATION: {"quant_method": "modelopt", **_read(beside)}}
+    if isinstance(older := config.get("compression_config"), dict):
+        return config | {QUANTIZATION: older | {"quant_method": "compressed-tensors"}}
+    text = config.get("text_config")
+    found = text.get(QUANTIZATION) if isinstance(text, dict) else None
+    return config if found is None else config | {QUANTIZATION: found}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_object(path, CONFIG_BYTES, _DOWNLOAD_AGAIN, lenient=True)
+
+
+def _tensors(directory: Path) -> dict[str, TensorSpan]:
+    """Find tensors as transformers does: in the single file if there is one, else in the shards."""
+    index = directory / SHARD_INDEX
+    weight_map = _weight_map(index) if index.exists() else {}
+    if (directory / SINGLE_FILE).exists() or not weight_map:
+        return read_header(_weight_file(directory, SINGLE_FILE))
+    shards = {
+        name: read_header(_weight_file(directory, name)) for name in sorted({*weight_map.values()})
+    }
+    _require_once(directory, shards)
+    for tensor, shard in weight_map.items():
+        if tensor not in shards[shard]:
+            raise UserError(f"{index} names the tensor {tensor}, {shard} lacks it", _DOWNLOAD_AGAIN)
+    return {tensor: shards[shard][tensor] for tensor, shard in weight_map.items()}
+
+
+def _dequantize(stored: Checkpoint) -> Checkpoint:
+    """With the weights that its tensors are parts of."""
+    from snapexport.exporter.weights.readers import read_quantization
+
+    stored = _with_older_quantization(stored)
+    found = read_quantization(stored.config)
+    if found is None:
+        return stored
+    spans = {name: one for name, one in stored.tensors.items() if isinstance(one, TensorSpan)}
+    return replace(
+        stored, tensors=found.tensors(spans), left_out=(*stored.left_out, *found.left_out)
+    )
+
+
+def _with_older_quantization(stored: Checkpoint) -> Checkpoint:
+    """With the quantization that AutoGPTQ and AutoAWQ once wrote beside the config."""
+    packed = next((name for name in stored.tensors if name.endswith(_PACKED)), None)
+    if packed is None or stored.config.get(QUANTIZATION) is not None:
+        return stored
+    for name, method in _OLDER.items():
+        if (beside := stored.directory / name).is_file():
+            config = {"quant_method": method, **_read(beside)}
+            return replace(stored, config=stored.config | {QUANTIZATION: config})
+    raise UserError(
+        f"the checkpoint has the quantized tensor {packed}, and {CONFIG} has no {QUANTIZATION}",
+        f"download {CONFIG} again, or {' or '.join(_OLDER)}, if the checkpoint has one",
+    )
+
+
+def _require_once(directory: Path, shards: Mapping[str, Iterable[str]]) -> None:
+    homes: dict[str, str] = {}
+    for shard, tensors in shards.items():
+        for tensor in tensors:
+            if (first := homes.setdefault(tensor, shard)) != shard:
+                raise UserError(
+                    f"{directory} has the tensor {tensor} twice, in {first} and in {shard}",
+                    _DOWNLOAD_AGAIN,
+                )
+
+
+def _weight_file(directory: Path, name: str) -> Path:
+    if not (directory / name).is_file():
+        raise folders.without_weights(directory, name)
+    return (directory / name).resolve()
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """{tensor: name of its shard}, a plain name beside the index."""
+    weight_map = read_object(index, INDEX_BYTES, _DOWNLOAD_AGAIN, lenient=True).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
+        raise UserError(f"{index} has no weight_map of file names", _DOWNLOAD_AGAIN)
+    for shard in weight_map.values():
+        if not is_plain_name(shard):
+            raise UserError(
+                f"{index} names {shard!r:.200}, which is no name of a file beside it",
+                _DOWNLOAD_AGAIN,
+            )
+    return weight_map

@@ -1,0 +1,110 @@
+"""AWQ's weights as AutoAWQ stores them (version `gemm`): 4 bits, packed along the rows of [K,N].
+
+x.qweight int32 [K,N/8], x.qzeros int32 [groups,N/8], x.scales [groups,N]. Of 8 columns the word has
+0, 2, 4, 6, 1, 3, 5 and 7, from the lowest bits on.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.exporter.weights.readers.grouped import GroupedWeight, Groups, unpack
+from snapexport.exporter.weights.readers.quantization import (
+    FLOATS,
+    OfParts,
+    array,
+    group_size,
+    require,
+    require_matrix,
+    require_names,
+    require_value,
+    require_values,
+)
+from snapexport.exporter.weights.tensor_file import Tensor
+from snapexport.files.safetensors import TensorSpan
+
+_IN_A_WORD = 8
+_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+"""Where a word has each of its 8 columns."""
+_VALUES: dict[str, tuple[object, ...]] = {
+    "zero_point": (True,),
+    "desc_act": (False,),
+    "sym": (False, True),
+    "lm_head": (False, True, None),
+    "dynamic": (None,),
+    "pack_dtype": ("int32",),
+}
+_NEUTRAL = (
+    *("backend", "exllama_config", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "meta"),
+    *("damp_percent", "true_sequential", "act_group_aware", "tokenizer", "dataset", "batch_size"),
+    *("block_name_to_quantize", "module_name_preceding_first_block", "cache_block_outputs"),
+    *("model_seqlen", "pad_token_id", "max_input_length", "modules_in_block_to_quantize"),
+)
+"""Keys about kernels, and about how the weights were quantized."""
+
+
+@dataclass(frozen=True)
+class Awq(OfParts):
+    """group: columns that share a scale; None: all of a row."""
+
+    group: int | None
+    kind = "awq"
+    needed = ("qweight", "qzeros", "scales")
+    packed = "qweight"
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "Awq":
+        """Read quantization_config without its method. Raises UserError."""
+        require_names("modules_to_not_convert", given.pop("modules_to_not_convert", None))
+        for name in ("version", "format", "checkpoint_format"):
+            value = given.pop(name, "gemm")
+            require_value(name, value.lower() if isinstance(value, str) else value, ("gemm",))
+        for name in ("bits", "w_bit"):
+            require_value(name, given.pop(name, 4), (4,))
+        group = group_size(given.pop("group_size", given.pop("q_group_size", 128)))
+        require_values(cls.kind, given, _VALUES, _NEUTRAL)
+        return cls(group)
+
+    def weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
+        """The integers of a matrix."""
+        columns, words = require_matrix(f"{stem}.qweight", parts["qweight"])
+        rows = words * _IN_A_WORD
+        groups = Groups(columns, self.group or columns)
+        require(f"{stem}.qweight", parts["qweight"], ("I32",), (columns, words))
+        require(f"{stem}.qzeros", parts["qzeros"], ("I32",), (groups.count, words))
+        require(f"{stem}.scales", parts["scales"], FLOATS, (groups.count, rows))
+        weight = AwqWeight(
+            name=f"{stem}.weight",
+            count=rows,
+            groups=groups,
+            bits=4,
+            weights=parts["qweight"],
+            zeros=parts["qzeros"],
+            scales=parts["scales"],
+        )
+        return weight.readable
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AwqWeight(GroupedWeight):
+    """A matrix whose integers are packed along [K,N]'s rows."""
+
+    weights: TensorSpan
+    zeros: TensorSpan
+    scales: TensorSpan
+
+    def _integers(self, start: int, end: int) -> NDArray[np.uint8]:
+        return self._columns(self.weights, start, end)
+
+    def _zeros(self, start: int, end: int) -> NDArray[np.uint8]:
+        return self._columns(self.zeros, start, end)
+
+    def _columns(self, span: TensorSpan, start: int, end: int) -> NDArray[np.uint8]:
+        words = array(span)[:, start // _IN_A_WORD : end // _IN_A_WORD]
+        stored = unpack(words, 4, end - start).reshape(len(words), -1, _IN_A_WORD)
+        return np.ascontiguousarray(stored[..., _PLACES].reshape(len(words), -1).T)
+
+    def _scales(self, start: int, end: int) -> NDArray[np.generic]:
+        return array(self.scales)[:, start:end].T

@@ -1,0 +1,213 @@
+"""GPTQ's weights as GPTQModel and AutoGPTQ store them: packed along the columns of [K,N].
+
+x.qweight int32 [K*bits/32,N], x.qzeros int32 [groups,N*bits/32], x.scales [groups,N], and x.g_idx
+int32 [K], the group of each row of [K,N]. Version 1 stores a zero less one.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.errors import UserError
+from snapexport.exporter.weights.readers.awq import Awq
+from snapexport.exporter.weights.readers.grouped import GroupedWeight, Groups, unpack, words_for
+from snapexport.exporter.weights.readers.quantization import (
+    FLOATS,
+    KEY,
+    ORIGINAL,
+    OfParts,
+    Quantization,
+    array,
+    group_size,
+    numbers,
+    require,
+    require_matrix,
+    require_names,
+    require_value,
+    require_values,
+)
+from snapexport.exporter.weights.tensor_file import Tensor
+from snapexport.files.safetensors import TensorSpan
+
+_BITS = (2, 3, 4, 8)
+_FORMATS = ("gptq", "gptq_v2")
+_VALUES: dict[str, tuple[object, ...]] = {
+    "is_marlin_format": (False, None),
+    "pack_dtype": ("int32",),
+    "planar": (False, None),
+    "adapter": (None,),
+    "rotation": (None,),
+    "method": ("gptq",),
+}
+_NEUTRAL = (
+    *("desc_act", "sym", "lm_head", "static_groups", "true_sequential", "act_group_aware", "meta"),
+    *("damp_percent", "damp_auto_increment", "mse", "tokenizer", "dataset", "batch_size"),
+    *("block_name_to_quantize", "module_name_preceding_first_block", "cache_block_outputs"),
+    *("model_seqlen", "pad_token_id", "max_input_length", "modules_in_block_to_quantize"),
+    *("backend", "exllama_config", "use_exllama", "disable_exllama", "use_cuda_fp16"),
+    *("model_name_or_path", "model_file_base_name", "quant_method", "parallel_packing"),
+)
+"""Keys about kernels and about how the weights were quantized, or that the tensors show."""
+
+
+@dataclass(frozen=True)
+class Gptq(OfParts):
+    """less_one: what stored zeros lack."""
+
+    bits: int
+    group: int | None
+    less_one: bool
+    dynamic: bool = False
+    kind = "gptq"
+    needed = ("qweight", "qzeros", "scales")
+    possible = ("g_idx",)
+    packed = "qweight"
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "Gptq":
+        """Read quantization_config without its method. Raises UserError."""
+        formats = {given.pop(name, None) for name in ("checkpoint_format", "format")} - {None}
+        for name in formats:
+            require_value("checkpoint_format", name, _FORMATS)
+        if len(formats) > 1:
+            raise UserError(f"{KEY} has two formats: {', '.join(sorted(formats))}", ORIGINAL)
+        require_names("modules_to_not_convert", given.pop("modules_to_not_convert", None))
+        bits = numbers("bits", given.pop("bits", None), _BITS)
+        group = group_size(given.pop("group_size", 128))
+        dynamic = _dynamic(given.pop("dynamic", None))
+        require_values(cls.kind, given, _VALUES, _NEUTRAL)
+        return cls(bits, group, formats != {"gptq_v2"}, dynamic)
+
+    def weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
+        """The integers of a matrix."""
+        packed, rows = require_matrix(f"{stem}.qweight", parts["qweight"])
+        bits, g_idx = self._bits(rows, parts["qzeros"]), parts.get("g_idx")
+        columns = packed * 32 // bits
+        if g_idx is not None and len(g_idx.shape) == 1 and g_idx.nbytes:
+            (columns,) = g_idx.shape
+        groups = self._groups(columns, parts["scales"])
+        require(f"{stem}.qweight", parts["qweight"], ("I32",), (words_for(columns, bits), rows))
+        zeros = groups.count, words_for(rows, bits)
+        require(f"{stem}.qzeros", parts["qzeros"], ("I32",), zeros)
+        require(f"{stem}.scales", parts["scales"], FLOATS, (groups.count, rows))
+        if g_idx is not None:
+            require(f"{stem}.g_idx", g_idx, ("I32", "I64"), (columns,))
+        weight = GptqWeight(
+            name=f"{stem}.weight",
+            count=rows,
+            groups=groups,
+            bits=bits,
+            g_idx=g_idx,
+            weights=parts["qweight"],
+            zeros=parts["qzeros"],
+            scales=parts["scales"],
+            less_one=self.less_one,
+        )
+        return weight.readable
+
+    def _bits(self, rows: int, zeros: TensorSpan) -> int:
+        """The bits of a matrix, which `dynamic` may give others than the rest."""
+        for bits in _BITS if self.dynamic else ():
+            if zeros.shape[1:] == (words_for(rows, bits),):
+                return bits
+        return self.bits
+
+    def _groups(self, columns: int, scales: TensorSpan) -> Groups:
+        groups = Groups(columns, min(self.group or columns, columns))
+        found = scales.shape[0] if scales.shape else 0
+        if self.dynamic and found and found != groups.count and columns % found == 0:
+            return Groups(columns, columns // found)
+        return groups
+
+
+def _dynamic(value: object) -> bool:
+    """Whether some modules are quantized otherwise: their tensors show how, or that they aren't."""
+    if value is None:
+        return False
+    if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
+        raise UserError(f"{KEY}: dynamic is no table of modules", "correct config.json")
+    for of_modules in value.values():
+        require_values("gptq", of_modules, {}, ("bits", "group_size", "desc_act", "sym", *_NEUTRAL))
+    return bool(value)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GptqWeight(GroupedWeight):
+    """A matrix whose integers are packed along [K,N]'s columns. less_one: zeros lack 1."""
+
+    weights: TensorSpan
+    zeros: TensorSpan
+    scales: TensorSpan
+    less_one: bool
+
+    def _integers(self, start: int, end: int) -> NDArray[np.uint8]:
+        words = array(self.weights)[:, start:end].T
+        return unpack(words, self.bits, self.groups.columns)
+
+    def _zeros(self, start: int, end: int) -> NDArray[np.uint8]:
+        first, last = start * self.bits // 32, words_for(end, self.bits)
+        stored = np.ascontiguousarray(array(self.zeros)[:, first:last])
+        if self.less_one and 8 % self.bits == 0:  # a borrow went on into the next zero
+            stored = stored + np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1))
+        found = unpack(stored, self.bits, end - start)
+        if self.less_one and 8 % self.bits:
+            found = (found + np.uint8(1)) & np.uint8((1 << self.bits) - 1)
+        return np.ascontiguousarray(found.T)
+
+    def _scales(self, start: int, end: int) -> NDArray[np.generic]:
+        return array(self.scales)[:, start:end].T
+
+
+_AWQ = "auto_round:auto_awq"
+_VERSIONS = {
+    "auto_round:auto_gptq": "gptq",
+    "auto_round:gptq": "gptq",
+    "auto_round:gptqmodel": "gptq_v2",
+    "auto_round": "gptq_v2",
+}
+_ROUND_VALUES: dict[str, tuple[object, ...]] = {
+    "data_type": ("int", None),
+    "act_bits": (16, 32, None),
+    "super_bits": (None,),
+    "super_group_size": (None,),
+    "static_attention_dtype": (None,),
+    "static_kv_dtype": (None,),
+    "rotation_configs": (None, [], {}),
+}
+_ROUND_NEUTRAL = (
+    *("act_data_type", "act_group_size", "act_sym", "act_dynamic", "amp", "batch_size", "dataset"),
+    *("enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input", "backend"),
+    *("gradient_accumulate_steps", "iters", "lr", "low_gpu_mem_usage", "minmax_lr", "nsamples"),
+    *("quant_block_list", "scale_dtype", "seqlen", "supported_types", "to_quant_block_names"),
+    *("static_attention_granularity", "static_kv_granularity", "autoround_version", "provider"),
+    *("block_name_to_quantize", "sym"),
+)
+"""Keys about how the weights were rounded, or that the tensors show."""
+_OF_WEIGHTS = ("bits", "group_size")
+_FEWEST_WHOLE = 16
+
+
+def read_auto_round(given: dict[str, Any]) -> Quantization:
+    """Read quantization_config without its method. Raises UserError."""
+    packing = given.pop("packing_format", "auto_round:auto_gptq")
+    require_value("packing_format", packing, (*_VERSIONS, _AWQ))
+    require_names("modules_to_not_convert", given.pop("modules_to_not_convert", None))
+    layers = given.pop("extra_config", None) or {}
+    if not isinstance(layers, dict) or not all(isinstance(one, dict) for one in layers.values()):
+        raise UserError(f"{KEY}: extra_config is no table of layers", "correct config.json")
+    weights = {name: given.pop(name) for name in _OF_WEIGHTS if name in given}
+    for keys in (given, *(one for one in layers.values() if not _is_whole(one))):
+        rest = {name: value for name, value in keys.items() if name not in _OF_WEIGHTS}
+        require_values("auto-round", rest, _ROUND_VALUES, _ROUND_NEUTRAL)
+    if packing == _AWQ:
+        return Awq.of(weights)
+    dynamic: dict[str, Any] = {name: {} for name in layers}
+    return Gptq.of(weights | {"checkpoint_format": _VERSIONS[packing], "dynamic": dynamic})
+
+
+def _is_whole(layer: dict[str, Any]) -> bool:
+    """Whether a layer was left as it was, in floats."""
+    bits = layer.get("bits")
+    return isinstance(bits, int) and bits >= _FEWEST_WHOLE
