@@ -15,10 +15,11 @@ HEAD = """# Command line
 
 `python tools/cli_reference.py` writes this page from the parsers, and a test holds it current.
 
-Every command has `--help`. Results go to standard output. Progress goes to standard error, if that
-is a terminal. Wrong input ends with exit status 2 and two lines on standard error: `error:` says
-what is wrong, `hint:` says what to do. A defect of snapexport ends with exit status 70 and
-`error: internal: ...`; `snapexport --traceback COMMAND ...` prints where it happened.
+`snapexport COMMAND --help` shows the flags that most people need, `--help-all` every flag, as this
+page does. Results go to standard output. Progress goes to standard error, if that is a terminal.
+Wrong input ends with exit status 2 and two lines on standard error: `error:` says what is wrong,
+`hint:` says what to do. A defect of snapexport ends with exit status 70 and `error: internal: ...`;
+`snapexport --traceback COMMAND ...` prints where it happened.
 
 """
 

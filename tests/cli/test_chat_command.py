@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from snapexport.cli.app import main
+from snapexport.cli.chat import Conversation
 from snapexport.cli.console import TimeLeft
-from snapexport.cli.conversation import Conversation
 from snapexport.cli.signals import Interrupts
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.cli.console import OUT, AnswerProgress
-from snapexport.cli.whole_file import whole_file
+from snapexport.cli.flags import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, needs_extra
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.cli import prompt
-from snapexport.cli.whole_file import whole_file
+from snapexport.cli.flags import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, flag_of
 from snapexport.measure import page
