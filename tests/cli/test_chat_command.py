@@ -261,10 +261,10 @@ def test_a_message_interrupted_in_prefill_is_forgotten(llm: LLM) -> None:
 def test_ctrl_c_is_noted_during_work_and_raised_while_waiting_for_input() -> None:
     interrupts = Interrupts()
     former = signal.getsignal(signal.SIGINT)
-    with interrupts.noted():
+    with interrupts.as_notes():
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupts.came
-        with pytest.raises(KeyboardInterrupt), interrupts.raised():
+        with pytest.raises(KeyboardInterrupt), interrupts.as_errors():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     assert signal.getsignal(signal.SIGINT) == former

@@ -130,7 +130,7 @@ def _length(build: Build, given: int | None, least: int) -> int:
         raise UserError(
             f"passages of {length} tokens show nothing: {why}"
             if least
-            else f"--length {length} is no length of a prompt, which has 1 to {longest} tokens",
+            else f"--length {length} is not between 1 and {longest} tokens",
             "use a --length in between",
         )
     return length

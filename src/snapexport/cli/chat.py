@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     session = _Session(conversation, show, interrupts)
     if sys.stdin.isatty():
         ERR.print("/help lists the commands, Ctrl-D ends")
-        with interrupts.noted():
+        with interrupts.as_notes():
             session.run(_typed_messages(interrupts))
         return 0
     return 2 if session.run(_piped_messages()) else 0
@@ -123,7 +123,7 @@ class Conversation:
             self._messages = [*messages, {"role": "assistant", "content": answer.text}]
         return answer
 
-    def left(self, answer: Answer) -> int:
+    def tokens_left(self, answer: Answer) -> int:
         """About how many tokens are left for the next message."""
         return max(0, self.longest - answer.prompt_tokens - len(answer.token_ids))
 
@@ -175,7 +175,7 @@ class _Session:
         except UserError as error:
             self.show.error(error)
             return False
-        self.show.end(answer, self.conversation.left(answer))
+        self.show.end(answer, self.conversation.tokens_left(answer))
         return True
 
 
@@ -225,10 +225,10 @@ def _typed_messages(interrupts: Interrupts) -> Iterator[str]:
     """Lines from a terminal, which can be edited. Ctrl-C drops a line, Ctrl-D ends."""
     with suppress(ImportError):  # some Pythons lack it, and lines can't be edited then
         import readline  # noqa: F401
-    _replace_what_is_no_text()
+    _accept_any_bytes()
     while True:
         try:
-            with interrupts.raised():
+            with interrupts.as_errors():
                 line = input("> " if sys.stdout.isatty() else "")
         except EOFError:
             print()
@@ -241,7 +241,7 @@ def _typed_messages(interrupts: Interrupts) -> Iterator[str]:
 
 def _piped_messages() -> Iterator[str]:
     """Lines of standard input."""
-    _replace_what_is_no_text()
+    _accept_any_bytes()
     for line in sys.stdin:
         yield from _messages(line)
 
@@ -256,7 +256,7 @@ def _messages(line: str) -> Iterator[str]:
     ERR.print(f"there is no command {text}: /help lists them")
 
 
-def _replace_what_is_no_text() -> None:
+def _accept_any_bytes() -> None:
     """A conversation goes on after bytes that are not UTF-8."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")

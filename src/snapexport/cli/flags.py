@@ -83,7 +83,7 @@ def _add_flag(
     required = field.default is dataclasses.MISSING
     names_default = required or field.default in (None, ()) or "(default" in text
     if not names_default and hint is not bool:
-        text += f" (default: {_spelled(field.default)})"
+        text += f" (default: {_spell(field.default)})"
     settings: dict[str, Any] = {"dest": field.name, "help": text, "required": required}
     settings["default"] = None if required else field.default
     is_switch = hint is not bool  # None stands for a default that depends on other flags
@@ -114,7 +114,7 @@ def _without_none(hint: Any) -> Any:
     return hint
 
 
-def _spelled(default: object) -> str:
+def _spell(default: object) -> str:
     return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 

@@ -69,8 +69,8 @@ class HelpFormatter(rich_argparse.RichHelpFormatter):
         lines = Lines()
         for paragraph in text.split("\n\n"):
             if "\n  " in paragraph.plain:
-                for line in _joined(paragraph.split()):
-                    lines.extend(_broken(line, width))
+                for line in _join_continued(paragraph.split()):
+                    lines.extend(_break_line(line, width))
             else:
                 lines.extend(self._rich_split_lines(paragraph, width))
             lines.append(Text())
@@ -151,7 +151,7 @@ def _choices_in_text(action: argparse.Action) -> bool:
     return bool(action.option_strings) and len(_choices(action)) > LONGEST_CHOICES
 
 
-def _joined(lines: Iterable[Text]) -> Iterator[Text]:
+def _join_continued(lines: Iterable[Text]) -> Iterator[Text]:
     """The lines, with those together that a backslash at the end connects."""
     begun = Text()
     for line in lines:
@@ -163,7 +163,7 @@ def _joined(lines: Iterable[Text]) -> Iterator[Text]:
             yield whole
 
 
-def _broken(line: Text, width: int) -> Iterator[Text]:
+def _break_line(line: Text, width: int) -> Iterator[Text]:
     """The lines of a command that is too long for one, broken before a flag or a word."""
     while len(line) > width:
         start = len(line.plain) - len(line.plain.lstrip())

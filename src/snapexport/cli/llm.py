@@ -28,8 +28,8 @@ SAMPLING = {
     "temperature": "randomness of the choice; 0: always the likeliest token",
     "top_p": "sample from the likeliest tokens that together have this probability",
     "top_k": "sample from this many of the likeliest tokens; 0: all",
-    "min_p": "least share of the likeliest token's probability",
-    "repetition_penalty": "against tokens that came before; 1: off",
+    "min_p": "leave out tokens with less than this share of the likeliest token's probability",
+    "repetition_penalty": "makes tokens that came before less likely; 1: off",
     "seed": "makes sampling repeatable",
     "ignore_eos": "continue after the end-of-sequence token",
 }
@@ -70,14 +70,15 @@ def add_running(parser: argparse.ArgumentParser) -> None:
         "--no-speculation",
         dest="speculates",
         action="store_false",
-        help="guess no tokens ahead, with a build that has --tokens-per-step",
+        help="draft no tokens, with a build that has --tokens-per-step",
     )
     parser.add_argument(
         "--compress-every",
         type=int,
         default=0,
         metavar="N",
-        help="vote on an output after so many tokens, with --extend (default: never)",
+        help="compress the output whenever it has grown by N tokens, with --extend (default: "
+        "never)",
     )
 
 
@@ -164,7 +165,7 @@ def stream(
         def note(count: int) -> None:
             if interrupted():
                 raise InterruptedError
-            progress.prefilled(count)
+            progress.show_prefilled(count)
 
         with closing(llm.stream(request, on_prefill=note)) as deltas:
             try:

@@ -120,7 +120,7 @@ def _prefill_line(manifest: Manifest) -> str:
     if smaller:
         line += f", in caches of {', '.join(map(str, smaller))} positions while they suffice"
     if budget := manifest.graph_options.prefill_budget:
-        line += f", amid longer prompts to {budget} positions of the past"
+        line += f", chunks of longer prompts attend to {budget} positions of the past"
     return line
 
 

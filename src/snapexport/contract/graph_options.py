@@ -51,7 +51,7 @@ class GraphOptions:
     cache_dtype: CacheDType | None = field(
         default=None,
         metadata=_help(
-            "of compressed caches alone, beside --dtype fp32: fp16, or int8 in ONNX Runtime "
+            "dtype of compressed caches only, beside --dtype fp32: fp16, or int8 in ONNX Runtime "
             "(default: the dtype)",
             "cache",
         ),
@@ -59,7 +59,7 @@ class GraphOptions:
     prompt_cache_dtype: PromptCacheDType | None = field(
         default=None,
         metadata=_help(
-            "of the full-length cache of the prompt in prefill: fp16 beside --dtype fp32, in ONNX "
+            "dtype of the prompt's full-length cache in prefill: fp16 beside --dtype fp32, in ONNX "
             "Runtime (default: the dtype)",
             "cache",
         ),
@@ -67,7 +67,7 @@ class GraphOptions:
     decode_attention: DecodeAttention | None = field(
         default=None,
         metadata=_help(
-            "cache slots that a decode step reads: all, or in ONNX Runtime the valid ones alone "
+            "cache slots that a decode step reads: all, or in ONNX Runtime only the valid ones "
             "(default: all; valid for int8)"
         ),
     )
@@ -97,8 +97,8 @@ class GraphOptions:
     prefill_budget: int = field(
         default=0,
         metadata=_help(
-            "sparse prefill: chunks amid a longer prompt attend to so many positions of its past; "
-            "0: to all",
+            "sparse prefill: all chunks of a long prompt but the last attend to N positions of its "
+            "past; 0: to all",
             "",
         ),
     )
