@@ -20,11 +20,11 @@ HEAD = """# Command line
 
 `python tools/cli_reference.py` writes this page from the parsers, and a test holds it current.
 
-`snapexport COMMAND --help` shows the flags that most people need, `--help-all` every flag, as this
-page does. Results go to standard output. Progress goes to standard error, if that is a terminal.
-Wrong input ends with exit status 2 and two lines on standard error: `error:` says what is wrong,
-`hint:` says what to do. A defect of snapexport ends with exit status 70 and `error: internal: ...`;
-`snapexport --traceback COMMAND ...` prints where it happened.
+`snapexport COMMAND --help` shows examples and the flags that most people need, `--help-all` every
+flag, as this page does. Results go to standard output, progress to standard error, if that is a
+terminal. Wrong input ends with exit status 2 and two lines on standard error: `error:` says what is
+wrong, `hint:` says what to do. A defect of snapexport ends with exit status 70 and
+`error: internal: ...`; `snapexport --traceback COMMAND ...` prints where it happened.
 
 """
 
@@ -55,12 +55,8 @@ def subcommands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
 
 def _section(command: argparse.ArgumentParser, homes: Mapping[str, str]) -> str:
     """A command's text. homes: the command that describes a flag, by the flag's row."""
-    text, _, examples = (command.description or "").strip().partition("\n\nexample")
-    parts = [f"\n## {command.prog}\n", text.strip() + "\n", *_tables(command, homes)]
-    if examples:
-        lines = examples.partition("\n")[2]
-        parts.append("```\n" + "\n".join(line[2:] for line in lines.splitlines()) + "\n```\n")
-    return "\n".join(parts)
+    text = (command.description or "").partition("\n\nexample")[0]
+    return "\n".join([f"\n## {command.prog}\n", text.strip() + "\n", *_tables(command, homes)])
 
 
 def _tables(command: argparse.ArgumentParser, homes: Mapping[str, str]) -> Iterator[str]:
@@ -73,12 +69,14 @@ def _tables(command: argparse.ArgumentParser, homes: Mapping[str, str]) -> Itera
             shared.setdefault(home, []).append(action)
     shared = {home: found for home, found in shared.items() if len(found) >= LEAST_SHARED}
     elsewhere = [action for found in shared.values() for action in found]
+    tables: dict[str, list[str]] = {}
     for group in command._action_groups:
         rows = [_row(a) for a in group._group_actions if a in actions and a not in elsewhere]
+        usual = group.title in ("positional arguments", "options")
+        tables.setdefault("" if usual else str(group.title), []).extend(rows)
+    for title, rows in tables.items():
         if rows:
-            usual = group.title in ("positional arguments", "options")
-            head = "" if usual else group.title
-            yield "\n".join([f"| {head} | |", "|---|---|", *rows]) + "\n"
+            yield "\n".join([f"| {title} | |", "|---|---|", *rows]) + "\n"
     for home, found in shared.items():
         names = ", ".join(f"`{', '.join(action.option_strings)}`" for action in found)
         yield f"As in [{home}](#snapexport-{home}): {names}.\n"

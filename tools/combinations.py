@@ -20,9 +20,9 @@ PAGE = Path(__file__).parent.parent / "docs" / "reference" / "combinations.md"
 
 HEAD = """# What goes with what
 
-`python tools/combinations.py` writes this page from the table that `build`, `plan`, the manifest's
-reader and all that runs a build ask (`contract/exclusions.py`), and a test holds it current. A
-refused pair ends with exit status 2, the reason and what to do instead.
+`python tools/combinations.py` writes this page from the rules that every command asks
+(`contract/exclusions.py`). A refused pair ends with exit status 2, the reason and what to do
+instead.
 
 The number after a refused choice is that of its reason below. All other pairs go together. X is any
 value that is given, or of a few flags any but the default.
@@ -46,7 +46,11 @@ Flags of what runs a build, with each other and with kinds of builds.
 REASONS = """
 ## Reasons
 
+Where no other way is named, leave one of the two out.
+
 """
+USUAL = ("leave it out", "leave one of them out")
+"""Ways out that the page names once."""
 
 
 def main() -> None:
@@ -150,7 +154,8 @@ def _name(choice: Choice) -> str:
 
 def _reason(rule: Rule) -> str:
     why = rule.why or "the pair is not implemented"
-    return f"{why[0].upper()}{why[1:]}. Instead: {rule.way_out}."
+    way_out = "" if rule.way_out in USUAL else f" Instead: {rule.way_out}."
+    return f"{why[0].upper()}{why[1:]}.{way_out}"
 
 
 def _table(head: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:

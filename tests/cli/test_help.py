@@ -1,6 +1,7 @@
 """Help fits into 80 columns: --help shows the usual flags, and --help-all every flag."""
 
 import argparse
+import shlex
 
 import pytest
 
@@ -92,6 +93,16 @@ def test_long_commands_of_help_are_broken_as_a_shell_reads_them() -> None:
     at = next(i for i, line in enumerate(lines) if "--target tensorrt" in line)
     assert lines[at - 1].endswith(" \\") and lines[at].startswith("      --dtype bf16 ")
     assert lines[at].endswith("--out llama.build")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_of_help_are_commands_that_parse(name: str) -> None:
+    description = command(name).description or ""
+    lines = description.partition("\n\nexample")[2].replace("\\\n", " ").splitlines()[1:]
+    calls = [line.rpartition("| ")[2] for line in lines]
+    assert calls
+    for call in calls:
+        parser().parse_args(shlex.split(call)[1:])  # raises UserError, which names the argument
 
 
 def test_a_flag_with_many_choices_lists_them_in_its_text() -> None:

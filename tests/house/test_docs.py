@@ -167,7 +167,7 @@ def test_docs_pages_that_the_code_names_exist() -> None:
 
 
 def test_every_metric_is_in_the_reference() -> None:
-    text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "serve.md").read_text()
     assert [one.name for one in METRICS if one.name.partition("requests_")[2] not in text] == []
 
 
@@ -214,10 +214,10 @@ def test_every_argument_of_llm_is_in_the_reference() -> None:
 
 def test_the_docs_stay_short_enough_to_be_read() -> None:
     pages = list((ROOT / "docs").rglob("*.md"))
-    assert len(pages) <= 42
+    assert len(pages) <= 40
     # In the list of model types, which a run writes, one looks up a line.
     read = [page for page in pages if page.name != "architectures.md"]
-    assert sum(len(page.read_text().split()) for page in read) <= 44_800
+    assert sum(len(page.read_text().split()) for page in read) <= 40_000
 
 
 def test_no_page_has_marks_of_an_unfinished_merge() -> None:
