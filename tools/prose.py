@@ -95,9 +95,9 @@ def search(root: Path = ROOT) -> list[Found]:
     """Every place of every habit in a checkout."""
     found: list[Found] = []
     for part, file in _pages(root):
-        text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), file.read_text())
-        for number, line in enumerate(text.split("\n"), 1):
-            found += Text(number, CODE.sub("", line)).places(part, file)
+        page = FENCE.sub(lambda block: "\n" * block[0].count("\n"), file.read_text())
+        for number, content in enumerate(page.split("\n"), 1):
+            found += Text(number, CODE.sub("", content)).places(part, file)
     for part, file in _sources(root):
         if file.suffix != ".py":
             for match in COMMENT.finditer(file.read_text()):

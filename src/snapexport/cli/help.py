@@ -45,7 +45,9 @@ class HelpFormatter(rich_argparse.RichHelpFormatter):
 
     help_markup = False
     text_markup = False
-    group_name_formatter = staticmethod(lambda title: title[:1].upper() + title[1:])
+    group_name_formatter = staticmethod(  # type: ignore[assignment]  # taken for a method
+        lambda title: title[:1].upper() + title[1:]
+    )
 
     def __init__(self, prog: str, **settings: Any) -> None:
         super().__init__(prog, **settings)
