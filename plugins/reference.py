@@ -45,13 +45,13 @@ class Vote:
             products = self.softcap * (products / self.softcap).tanh()
         share = self._share(products, span)
         votes = share.square().sum(2) if self.vote == "sum-squares" else share.sum(2)
-        pooled = self._pooled((votes * _GRAIN).round() / _GRAIN)
+        pooled = self._pool((votes * _GRAIN).round() / _GRAIN)
         if self.group == "max":
             return pooled.amax(1)
         return pooled.sum(1) / (pooled.shape[1] if self.group == "mean" else 1)
 
     def _share(self, products: "Tensor", span: range) -> "Tensor":
-        """Of each query's attention, by key [Hkv,G,W,L] -> by eligible position [Hkv,G,W,n]."""
+        """Each query's attention, by key [Hkv,G,W,L] -> by eligible position [Hkv,G,W,n]."""
         part = slice(span.start, span.stop)
         if self.softmax == "candidates":
             return products[..., part].softmax(-1)
@@ -59,7 +59,7 @@ class Vote:
         seen = products.new_ones(rows, length).tril(length - rows).bool()
         return products.masked_fill(~seen, -math.inf).softmax(-1)[..., part]
 
-    def _pooled(self, votes: "Tensor") -> "Tensor":
+    def _pool(self, votes: "Tensor") -> "Tensor":
         """Each vote with its neighbours, zeros beyond the eligible: [Hkv,G,n] -> [Hkv,G,n]."""
         import torch
 

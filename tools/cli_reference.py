@@ -4,20 +4,26 @@ Names no command: the page lists all commands of `snapexport --help`.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from snapexport.cli.app import parser
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "cli.md"
 
+HOMES = ("build", "generate", "serve")
+"""Commands that describe the flags that others have too."""
+LEAST_SHARED = 3
+"""Fewer shared flags are described again."""
+
 HEAD = """# Command line
 
 `python tools/cli_reference.py` writes this page from the parsers, and a test holds it current.
 
-Every command has `--help`. Results go to standard output. Progress goes to standard error, if that
-is a terminal. Wrong input ends with exit status 2 and two lines on standard error: `error:` says
-what is wrong, `hint:` says what to do. A defect of snapexport ends with exit status 70 and
+`snapexport COMMAND --help` shows examples and the flags that most people need, `--help-all` every
+flag, as this page does. Results go to standard output, progress to standard error, if that is a
+terminal. Wrong input ends with exit status 2 and two lines on standard error: `error:` says what is
+wrong, `hint:` says what to do. A defect of snapexport ends with exit status 70 and
 `error: internal: ...`; `snapexport --traceback COMMAND ...` prints where it happened.
 
 """
@@ -34,7 +40,11 @@ def render() -> str:
     """Render the whole page."""
     commands = subcommands(parser())
     contents = " | ".join(f"[{name}](#snapexport-{name})" for name in commands)
-    return HEAD + contents + "\n" + "".join(map(_section, commands.values()))
+    homes = dict[str, str]()
+    for name in sorted(commands, key=lambda name: (name not in HOMES, name)):
+        for action in commands[name]._actions:
+            homes.setdefault(_row(action), name)
+    return HEAD + contents + "\n" + "".join(_section(one, homes) for one in commands.values())
 
 
 def subcommands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -43,22 +53,33 @@ def subcommands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
     return dict(commands.choices)
 
 
-def _section(command: argparse.ArgumentParser) -> str:
-    text, _, examples = (command.description or "").strip().partition("\n\nexample")
-    parts = [f"\n## {command.prog}\n", text.strip() + "\n", *_tables(command)]
-    if examples:
-        lines = examples.partition("\n")[2]
-        parts.append("```\n" + "\n".join(line[2:] for line in lines.splitlines()) + "\n```\n")
-    return "\n".join(parts)
+def _section(command: argparse.ArgumentParser, homes: Mapping[str, str]) -> str:
+    """A command's text. homes: the command that describes a flag, by the flag's row."""
+    text = (command.description or "").partition("\n\nexample")[0]
+    return "\n".join([f"\n## {command.prog}\n", text.strip() + "\n", *_tables(command, homes)])
 
 
-def _tables(command: argparse.ArgumentParser) -> Iterator[str]:
+def _tables(command: argparse.ArgumentParser, homes: Mapping[str, str]) -> Iterator[str]:
+    """A table for each group of flags, then the names of flags that other commands describe."""
+    mine = command.prog.partition(" ")[2]
+    actions = [action for action in command._actions if action.dest != "help"]
+    shared: dict[str, list[argparse.Action]] = {}
+    for action in actions:
+        if action.option_strings and (home := homes[_row(action)]) != mine:
+            shared.setdefault(home, []).append(action)
+    shared = {home: found for home, found in shared.items() if len(found) >= LEAST_SHARED}
+    elsewhere = [action for found in shared.values() for action in found]
+    tables: dict[str, list[str]] = {}
     for group in command._action_groups:
-        rows = [_row(action) for action in group._group_actions if action.dest != "help"]
+        rows = [_row(a) for a in group._group_actions if a in actions and a not in elsewhere]
+        usual = group.title in ("positional arguments", "options")
+        tables.setdefault("" if usual else str(group.title), []).extend(rows)
+    for title, rows in tables.items():
         if rows:
-            usual = group.title in ("positional arguments", "options")
-            head = "" if usual else group.title
-            yield "\n".join([f"| {head} | |", "|---|---|", *rows]) + "\n"
+            yield "\n".join([f"| {title} | |", "|---|---|", *rows]) + "\n"
+    for home, found in shared.items():
+        names = ", ".join(f"`{', '.join(action.option_strings)}`" for action in found)
+        yield f"As in [{home}](#snapexport-{home}): {names}.\n"
 
 
 def _row(action: argparse.Action) -> str:

@@ -4,7 +4,6 @@ Names no rule: the page lists those of builds, of each cache method, and of runs
 """
 
 import argparse
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from string import Formatter
@@ -19,12 +18,12 @@ PAGE = Path(__file__).parent.parent / "docs" / "reference" / "combinations.md"
 
 HEAD = """# What goes with what
 
-`python tools/combinations.py` writes this page from the table that `build`, `plan`, the manifest's
-reader and all that runs a build ask (`contract/exclusions.py`), and a test holds it current. A
-refused pair ends with exit status 2, the reason and what to do instead.
+`python tools/combinations.py` writes this page from the rules that every command asks
+(`contract/exclusions.py`). A refused pair ends with exit status 2, the reason and what to do
+instead.
 
-A number says that two choices are refused together, and names the reason below. All other pairs go
-together. X is any value that is given, or of a few flags any but the default.
+The number after a refused choice is that of its reason below. All other pairs go together. X is any
+value that is given, or of a few flags any but the default.
 """
 FLAGS = """
 ## Flags of a build
@@ -45,7 +44,11 @@ Flags of what runs a build, with each other and with kinds of builds.
 REASONS = """
 ## Reasons
 
+Where no other way is named, leave one of the two out.
+
 """
+USUAL = ("leave it out", "leave one of them out")
+"""Ways out that the page names once."""
 
 
 def main() -> None:
@@ -76,36 +79,30 @@ def render() -> str:
 
 
 def _pairs(rules: Sequence[Rule], reasons: Sequence[str]) -> Iterator[str]:
-    """A matrix, and below it, as a list, the choices that only one rule names as its other."""
-    counts = Counter(_name(rule.other) for rule in rules)
-    yield from _matrix(rules, [name for name, count in counts.items() if count > 1], reasons)
-    grouped: dict[tuple[str, str], list[str]] = {}
-    for rule in rules:
-        if counts[_name(rule.other)] == 1:
-            key = _name(rule.choice), _number(rule, reasons)
-            grouped.setdefault(key, []).append(_name(rule.other))
-    yield "\n"
-    rows = ([choice, ", ".join(others), number] for (choice, number), others in grouped.items())
-    yield from _table(["", "not with", "reason"], rows)
+    """A row for each choice, with what it does not go with. Choices that are refused alike are one.
 
-
-def _matrix(rules: Sequence[Rule], names: Sequence[str], reasons: Sequence[str]) -> Iterator[str]:
-    """names: of the columns. Rows that are refused alike are one."""
+    The number of the reason follows each refused choice.
+    """
     rows = {_name(rule.choice): rule.choice for rule in reversed(rules)}
     columns = {_name(rule.other): rule.other for rule in reversed(rules)}
-    alike: dict[tuple[str, ...], list[str]] = {}
+    columns = {_name(rule.other): columns[_name(rule.other)] for rule in rules}  # in their order
+    alike: dict[str, list[str]] = {}
     for row in dict.fromkeys(_name(rule.choice) for rule in rules):
-        cells = tuple(_cell(rows[row], columns[column], rules, reasons) for column in names)
-        alike.setdefault(cells, []).append(row)
-    alike.pop(("",) * len(names), None)
-    yield from _table(["", *names], ([", ".join(same), *cells] for cells, same in alike.items()))
+        cells = {name: _cell(rows[row], columns[name], rules, reasons) for name in columns}
+        refused = ", ".join(f"{column} ({number})" for column, number in cells.items() if number)
+        alike.setdefault(refused, []).append(row)
+    table = ([", ".join(same), refused] for refused, same in alike.items())
+    yield from _table(["", "not with (reason)"], table)
 
 
 def _cell(row: Choice, column: Choice, rules: Sequence[Rule], reasons: Sequence[str]) -> str:
     """The reason of the first rule that refuses the two; empty if none does."""
-    named = [rule for rule in rules if _names(rule) == (_name(row), _name(column))]
+    of_column = [rule for rule in rules if _name(rule.other) == _name(column)]
+    named = [rule for rule in of_column if _name(rule.choice) == _name(row)]
     if named:
         return _number(named[0], reasons)
+    if len(of_column) == 1:
+        return ""
     if row.example.keys() & column.example.keys():  # two values of one flag
         return ""
     if _name(row).endswith(" X`"):  # only some values may be refused
@@ -117,10 +114,6 @@ def _cell(row: Choice, column: Choice, rules: Sequence[Rule], reasons: Sequence[
 
 def _number(rule: Rule, reasons: Sequence[str]) -> str:
     return str(1 + reasons.index(_reason(rule)))
-
-
-def _names(rule: Rule) -> tuple[str, str]:
-    return _name(rule.choice), _name(rule.other)
 
 
 def _targets(rules: Sequence[Rule]) -> Iterator[str]:
@@ -159,7 +152,8 @@ def _name(choice: Choice) -> str:
 
 def _reason(rule: Rule) -> str:
     why = rule.why or "the pair is not implemented"
-    return f"{why[0].upper()}{why[1:]}. Instead: {rule.way_out}."
+    way_out = "" if rule.way_out in USUAL else f" Instead: {rule.way_out}."
+    return f"{why[0].upper()}{why[1:]}.{way_out}"
 
 
 def _table(head: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:

@@ -41,7 +41,7 @@ struct Range {
   }
 };
 
-// Whether the cache slots hold the prompt: then each position lies at the slot of its number.
+// Whether the cache slots hold the prompt: then each position is in the slot of its number.
 SNAPEXPORT_BOTH bool is_whole(int sink, int recent, int K, int length) {
   return length <= sink + recent + K;
 }

@@ -164,8 +164,8 @@ __global__ void __launch_bounds__(kThreads)
   add_histogram(workspace.histograms + head * kLevels * kBins, histogram);
 }
 
-// One more digit of the threshold: the bin, counted from the highest, in which the last wanted vote
-// lies. shared: [kWarps + 2].
+// One more digit of the threshold: the bin, counted from the highest, that has the last wanted
+// vote. shared: [kWarps + 2].
 __device__ __forceinline__ Threshold narrow(Threshold before, const uint32_t* histogram,
                                             int* shared) {
   constexpr int kPerThread = kBins / kThreads;

@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_votes(float* out, const float (&votes)[kCo
 }
 
 // Grid: slices, key blocks, KV heads. Only eligible positions are written: causal or not, every row of the
-// window attends to all of them, since the window lies inside the ring.
+// window attends to all of them, since the window is inside the ring.
 template <class Element, int kGroups>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSM<kGroups>)
     window_votes(SelectProblem p, SelectTensors tensors, Slicing slicing, int vectors, Scoring scoring,

@@ -81,7 +81,7 @@ void vote_by_groups(int groups, const SelectProblem& p, const SelectTensors& ten
     case 8: return with(vote<Element, 8>);
     default: break;
   }
-  // Rows of 1,024 bytes: fp32 alone has them.
+  // Rows of 1,024 bytes: only fp32 has them.
   if constexpr (std::is_same_v<Element, float>) with(vote<Element, 16>);
 }
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from snapexport.cli.app import main
+from snapexport.cli.chat import Conversation
 from snapexport.cli.console import TimeLeft
-from snapexport.cli.conversation import Conversation
 from snapexport.cli.signals import Interrupts
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
@@ -261,10 +261,10 @@ def test_a_message_interrupted_in_prefill_is_forgotten(llm: LLM) -> None:
 def test_ctrl_c_is_noted_during_work_and_raised_while_waiting_for_input() -> None:
     interrupts = Interrupts()
     former = signal.getsignal(signal.SIGINT)
-    with interrupts.noted():
+    with interrupts.as_notes():
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupts.came
-        with pytest.raises(KeyboardInterrupt), interrupts.raised():
+        with pytest.raises(KeyboardInterrupt), interrupts.as_errors():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     assert signal.getsignal(signal.SIGINT) == former

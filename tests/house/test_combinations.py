@@ -1,5 +1,6 @@
 """The page of what goes with what, and the table that it is printed from."""
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -113,8 +114,7 @@ def test_what_runs_a_build_refuses_what_a_rule_excludes(rule: Rule) -> None:
 
 def test_page_refuses_what_a_wider_rule_refuses() -> None:
     """--cache-dtype int8 with --policy full breaks the rule of every --cache-dtype."""
-    lines = [line.split(" | ") for line in combinations.render().splitlines()]
-    head = next(cells for cells in lines if "`--policy full`" in cells)
+    lines = combinations.render().splitlines()
     for row in ("`--cache-dtype int8`", "`--vote-queries repeat`"):
-        cells = next(cells for cells in lines if cells[0] == f"| {row}")
-        assert cells[head.index("`--policy full`")].isdecimal()
+        line = next(line for line in lines if line.startswith(f"| {row} |"))
+        assert re.search(r"`--policy full` \(\d+\)", line)

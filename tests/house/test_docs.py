@@ -64,9 +64,6 @@ ELSEWHERE = {
 }
 """Files that the pages name and the repository does not have."""
 
-FORMER = {"CHANGELOG.md"}
-"""Pages that name flags of the past."""
-
 
 def by_page(pattern: str = "") -> "pytest.MarkDecorator":
     pages = [name for name in NAMES if name.endswith(".md") and pattern in name]
@@ -119,8 +116,6 @@ def test_commands_are_found_in_readme_and_quickstart() -> None:
 
 @by_page()
 def test_flags_of_docs_pages_exist(page: str) -> None:
-    if page in FORMER:
-        return
     named = set(FLAG.findall((ROOT / page).read_text()))
     assert named - flags() - OTHERS == set()
 
@@ -172,14 +167,12 @@ def test_docs_pages_that_the_code_names_exist() -> None:
 
 
 def test_every_metric_is_in_the_reference() -> None:
-    text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "serve.md").read_text()
     assert [one.name for one in METRICS if one.name.partition("requests_")[2] not in text] == []
 
 
 @by_page()
 def test_files_and_folders_of_docs_pages_exist(page: str) -> None:
-    if page in FORMER:
-        return
     named = set(PATH.findall((ROOT / page).read_text()))
     homes = (ROOT, ROOT / "src" / "snapexport", (ROOT / page).parent)
     missing = {name for name in named if not any((home / name).exists() for home in homes)}
@@ -207,8 +200,6 @@ def test_every_field_of_a_public_class_is_in_the_reference(page: str, kind: type
 
 @by_page()
 def test_names_that_fenced_blocks_import_exist(page: str) -> None:
-    if page in FORMER:
-        return
     code = "\n".join(FENCE.findall((ROOT / page).read_text()))
     for module, names in IMPORT.findall(code):
         home = importlib.import_module(module)
@@ -223,10 +214,10 @@ def test_every_argument_of_llm_is_in_the_reference() -> None:
 
 def test_the_docs_stay_short_enough_to_be_read() -> None:
     pages = list((ROOT / "docs").rglob("*.md"))
-    assert len(pages) <= 42
+    assert len(pages) <= 40
     # In the list of model types, which a run writes, one looks up a line.
     read = [page for page in pages if page.name != "architectures.md"]
-    assert sum(len(page.read_text().split()) for page in read) <= 44_800
+    assert sum(len(page.read_text().split()) for page in read) <= 40_000
 
 
 def test_no_page_has_marks_of_an_unfinished_merge() -> None:

@@ -263,13 +263,15 @@ def retrieval() -> Iterator[str]:
 
 DETAILS = "../tools/studies/quality/details.md"
 
+MORE_SPEED = "../tools/studies/speed/details.md"
+
 TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "equal memory": ("speed.md", speed_tables.equal_memory),
     "context": ("speed.md", speed_tables.context),
     "overhead": ("speed.md", speed_tables.overhead),
     "sparse prefill": ("speed.md", speed_tables.sparse_prefill),
-    "without AMX": ("speed.md", speed_tables.without_amx),
-    "peers": ("speed.md", speed_tables.peers),
+    "without AMX": (MORE_SPEED, speed_tables.without_amx),
+    "peers": (MORE_SPEED, speed_tables.peers),
     "text": (DETAILS, text),
     "needles": (DETAILS, lambda: answered(NEEDLES, {})),
     "question after compression": (DETAILS, lambda: answered(AFTER, PSEUDO)),
@@ -282,7 +284,6 @@ TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "texts": ("quality.md", texts),
     "asked": ("quality.md", asked),
     "weights": ("quality.md", weights),
-    "cost by budget": ("how-to/choose.md", cost_by_budget),
 }
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from snapexport.builder import build
 from snapexport.cli.app import main
-from snapexport.cli.whole_file import whole_file
+from snapexport.cli.flags import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.records import GeometryRecord

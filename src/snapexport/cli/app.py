@@ -7,16 +7,11 @@ hint: what to do                                                        (exit st
 An exception that nobody expected is a defect of snapexport: `error: internal: ...`, exit status 70.
 """
 
-import argparse
 import os
 import shlex
 import sys
 import traceback
 from collections.abc import Sequence
-from difflib import get_close_matches
-from typing import NoReturn
-
-from rich_argparse import RawDescriptionRichHelpFormatter
 
 import snapexport
 from snapexport.cli import (
@@ -36,6 +31,7 @@ from snapexport.cli import (
     serve,
     triton,
 )
+from snapexport.cli.help import Parser
 from snapexport.cli.signals import end_on_signals
 from snapexport.errors import UserError, first_line
 
@@ -62,49 +58,18 @@ INTERNAL = 70
 TRACEBACK = "--traceback"
 
 
-class Parser(argparse.ArgumentParser):
-    """Raises a UserError for a wrong argument."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message, f"see `{self.prog} --help`")
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """Refuses what is left over here, where the command and its flags are known."""
-        found, rest = super().parse_known_args(args, namespace)
-        if rest:
-            name = rest[0].partition("=")[0]
-            close = get_close_matches(name, self._option_string_actions, n=1, cutoff=0.8)
-            meant = f"did you mean {close[0]}? " if close else ""
-            raise UserError(
-                f"unrecognized arguments: {' '.join(rest)}", f"{meant}see `{self.prog} --help`"
-            )
-        return found, rest
-
-
 def parser() -> Parser:
     """All the commands and their flags."""
-    root = Parser(
-        prog="snapexport",
-        description=snapexport.__doc__,
-        formatter_class=RawDescriptionRichHelpFormatter,
-        allow_abbrev=False,
-    )
+    root = Parser(prog="snapexport", description=snapexport.__doc__)
     root.add_argument("--version", action="version", version=f"snapexport {snapexport.__version__}")
     root.add_argument(
         TRACEBACK, action="store_true", help="print the traceback of an internal error"
     )
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        one = commands.add_parser(
-            name,
-            help=command.HELP,
-            description=command.__doc__,
-            formatter_class=RawDescriptionRichHelpFormatter,
-            allow_abbrev=False,
-        )
+        one = commands.add_parser(name, help=command.HELP, description=command.__doc__)
         command.add_arguments(one)
+        one.hide_rare(name)
     return root
 
 

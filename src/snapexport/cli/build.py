@@ -46,45 +46,45 @@ _HELPS = {
     "out": "the build directory to make",
     "L_max": "longest prompt, tokens",
     "batch": "batch slots: requests that decode side by side",
-    "decode_batches": "further decode graphs, for steps with at most so many batch slots in use "
+    "decode_batches": "batch slots of further, smaller decode graphs, for steps that use no more "
     "(default: 1, 4, 16 ... below --batch; 1 for integers; none where each would hold all weights)",
     "prefill_chunk": "tokens of one prefill step; L_max: the whole prompt at once, compressed "
     "inside the graph (default: 128 for ONNX Runtime in fp32, else 512; half of L_max at most)",
     "prefill_capacities": "positions of the caches of further prefill graphs, for shorter prompts: "
     "TensorRT's attention reads the whole cache in each chunk (default: none)",
     "dtype": "dtype of weights, activations and cache; the CPU has no bf16",
-    "weights": "of linear layers, experts and embedding. keep: integers of a quantized checkpoint "
-    "as they are (default where it has some and the target takes them; for the tensorrt targets, "
-    "most of 4 bits). dequantize: in the dtype (default otherwise). int8, int4: rounded, in "
-    "blocks; int4 is less accurate. fp8: what the checkpoint has so, for the tensorrt "
-    "targets; half of bf16's memory, slower",
+    "weights": "form of linear layers, experts and embedding. keep: the integers of a quantized "
+    "checkpoint (default where it has some that the target takes; for the tensorrt targets, most "
+    "of 4 bits). dequantize: in the dtype (default otherwise). int8, int4: rounded in blocks; int4 "
+    "is less accurate. fp8: keep the checkpoint's fp8 weights, for the tensorrt targets: half of "
+    "bf16's memory, slower",
     "target": "onnxruntime: with operators of its own; tensorrt: in forms that its parser takes; "
-    "portable: standard operators only; openvino: those, and products of integers",
+    "portable: standard operators only; openvino: standard operators and products of integers",
     "baseline": "also write the full-cache graphs of the same trace",
     "tensor_parallel": "ranks that share the model: each has a part of the heads, MLPs, experts "
     "and vocabulary, in a folder of its own",
     "link_weights": "hard-link the checkpoint's files instead of copying them; onnx and Polygraphy "
-    "refuse such a build",
+    "refuse to read such a build",
     "longrope": "for a RoPE of type longrope: choose one of its two sets of frequencies for all "
     "sequences, the long one if L_max is above the length of training",
     "verify": "compare a few of the checkpoint's layers with transformers before anything is "
-    "written; always done where no test of ours holds the model's family",
+    "written; always done for families that no test of ours holds",
     "overwrite": "replace an existing build",
-    "policy": "snapstream: sinks, ring and SnapKV's top-k; streaming: no top-k; sage: the last "
-    "token votes alone, unpooled; snapkv: no sinks, causal softmax; full: keep all",
+    "policy": "snapstream: sinks, ring and SnapKV's top-k; streaming: no top-k; sage: only the "
+    "last token votes, unpooled; snapkv: no sinks, causal softmax; full: keep all",
     "kv_budget": "cache slots per layer and KV head, all parts together (default: L_max / 4)",
     "L_sink": "first positions, always kept: the attention sinks (default: 4)",
     "L_recent": "newest positions kept in the ring (default: half of what the sinks leave; at "
     "least 18, but at most two thirds)",
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
-    "L_obs": "last prompt tokens, whose queries vote (default: 8; with a chat template ten more "
-    "than the tokens that it writes after a question)",
+    "L_obs": "last prompt tokens, whose queries vote (default: 8; with a chat template, ten more "
+    "than it writes after a question)",
     "pool_kernel": "width of the pool of votes; odd (default: 31, but about two thirds of K where "
     "that is less; 7 for snapkv)",
     "vote": "sum of the queries' attention, or of its squares, which favours a sure query "
     "(default: sum-squares; sum for sage and snapkv)",
     "pool": "mean or highest vote of the neighbours (default: avg)",
-    "softmax": "attention among the eligible positions alone, or all keys up to the query "
+    "softmax": "attention only among the eligible positions, or all keys up to the query "
     "(default: causal; candidates for sage)",
     "group": "how votes of the query heads of a KV head are combined (default: mean)",
     "budget": "K of the layers: equal, or falling from first to last as in PyramidKV; heads: K of "
@@ -117,6 +117,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _note_without_a_cpu(options: BuildOptions) -> None:
-    """No refusal: ONNX Runtime runs on a GPU too, and this machine may have none."""
+    """Print a note, not an error: ONNX Runtime runs on a GPU too, which this machine may lack."""
     if refused := refusal({"dtype": options.dtype, "placed_on": "cpu"}):
         ERR.print(f"note: {refused.message}; {refused.hint}")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.cli.console import OUT, AnswerProgress
-from snapexport.cli.whole_file import whole_file
+from snapexport.cli.flags import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, needs_extra
 
@@ -130,7 +130,7 @@ def _length(build: Build, given: int | None, least: int) -> int:
         raise UserError(
             f"passages of {length} tokens show nothing: {why}"
             if least
-            else f"--length {length} is no length of a prompt, which has 1 to {longest} tokens",
+            else f"--length {length} is not between 1 and {longest} tokens",
             "use a --length in between",
         )
     return length

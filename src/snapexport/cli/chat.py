@@ -12,25 +12,28 @@ examples:
 """
 
 import argparse
+import io
 import json
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from snapexport.cli import flags, llm
 from snapexport.cli.console import ERR
-from snapexport.cli.conversation import Conversation
-from snapexport.cli.messages import piped, typed
-from snapexport.cli.prompt import SYSTEM
+from snapexport.cli.llm import Answer, stream
+from snapexport.cli.prompt import SYSTEM, system_message
 from snapexport.cli.signals import Interrupts
-from snapexport.cli.streaming import Answer
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError, flag_of
 from snapexport.runtime.chat.chat_prompts import require_template
 from snapexport.runtime.requests.generation_config import CONFIG, FIELDS, recommended_sampling
-from snapexport.runtime.requests.request import SamplingParams
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.prompts import Message, PromptTooLongError
+from snapexport.runtime.requests.request import Request, SamplingParams
 
 HELP = "talk with a build"
 
@@ -41,6 +44,9 @@ COMMANDS = """/reset   forget the conversation, but for the system message
 /exit    end the program, as Ctrl-D does
 /help    show this
 Ctrl-C   end the answer"""
+KNOWN = ("/exit", "/help", "/reset")
+_COMMAND = re.compile(r"/\w+")
+NEW = "start anew with /reset"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,16 +78,74 @@ def run(arguments: argparse.Namespace) -> int:
     session = _Session(conversation, show, interrupts)
     if sys.stdin.isatty():
         ERR.print("/help lists the commands, Ctrl-D ends")
-        with interrupts.noted():
-            session.run(typed(interrupts))
+        with interrupts.as_notes():
+            session.run(_typed_messages(interrupts))
         return 0
-    return 2 if session.run(piped()) else 0
+    return 2 if session.run(_piped_messages()) else 0
 
 
 def _parked_rows(manifest: Manifest, baseline: bool) -> int:
     """One conversation's row, where the build can park it."""
     extends = "extend" in manifest.graphs and not baseline
     return int(extends and manifest.tensor_parallel == 1)
+
+
+class Conversation:
+    """The messages so far, and the answer to the next one. A turn that fails changes nothing.
+
+    Knows no terminal and no flags.
+    """
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+        self._llm, self._params = llm, params
+        self._start: list[Message] = system_message(system)
+        self._messages = self._start
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a conversation may have before an answer."""
+        return self._llm.executor.limits.longest_prompt
+
+    def reset(self) -> None:
+        """Forget all but the system message."""
+        self._messages = self._start
+
+    def ask(
+        self, text: str, show: Callable[[str], None], interrupted: Callable[[], bool]
+    ) -> Answer:
+        """Stream the answer to a message of the user's. Raises UserError.
+
+        An interrupted answer stays in the conversation as far as it came.
+        """
+        messages = [*self._messages, {"role": "user", "content": text}]
+        answer = stream(self._llm, self._read(messages, text), show, interrupted)
+        if answer.first is not None:
+            self._messages = [*messages, {"role": "assistant", "content": answer.text}]
+        return answer
+
+    def tokens_left(self, answer: Answer) -> int:
+        """About how many tokens are left for the next message."""
+        return max(0, self.longest - answer.prompt_tokens - len(answer.token_ids))
+
+    def _read(self, messages: list[Message], text: str) -> Request:
+        try:
+            return self._llm.read_chat(messages, self._params)
+        except PromptTooLongError as error:
+            raise self._too_long(error, text) from None
+
+    def _too_long(self, error: PromptTooLongError, text: str) -> UserError:
+        """The error in terms of the conversation, with the room that is left."""
+        assert self._llm.tokenizer is not None
+        message = len(self._llm.tokenizer.encode(text, add_special_tokens=False).ids)
+        left = error.most - (error.tokens - message)
+        known = self._messages is not self._start
+        what = "the conversation would have" if known else "the message makes a prompt of"
+        room = f"about {left:,} tokens are left" if left > 0 else "no token is left"
+        hint = f"shorten the message, or {NEW}" if left > 0 else NEW
+        return UserError(
+            f"{what} {error.tokens:,} tokens, the build takes {error.most:,}: {room}",
+            hint if known else error.hint,
+        )
 
 
 @dataclass(frozen=True)
@@ -111,7 +175,7 @@ class _Session:
         except UserError as error:
             self.show.error(error)
             return False
-        self.show.end(answer, self.conversation.left(answer))
+        self.show.end(answer, self.conversation.tokens_left(answer))
         return True
 
 
@@ -155,3 +219,44 @@ def _sampling(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         if name in fields
     ]
     return fields, ", ".join(sources)
+
+
+def _typed_messages(interrupts: Interrupts) -> Iterator[str]:
+    """Lines from a terminal, which can be edited. Ctrl-C drops a line, Ctrl-D ends."""
+    with suppress(ImportError):  # some Pythons lack it, and lines can't be edited then
+        import readline  # noqa: F401
+    _accept_any_bytes()
+    while True:
+        try:
+            with interrupts.as_errors():
+                line = input("> " if sys.stdout.isatty() else "")
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+            continue
+        yield from _messages(line)
+
+
+def _piped_messages() -> Iterator[str]:
+    """Lines of standard input."""
+    _accept_any_bytes()
+    for line in sys.stdin:
+        yield from _messages(line)
+
+
+def _messages(line: str) -> Iterator[str]:
+    """The line's message; none for an empty line, or a command that does not exist."""
+    text = line.strip()
+    if text in KNOWN or not _COMMAND.fullmatch(text):
+        if text:
+            yield text
+        return
+    ERR.print(f"there is no command {text}: /help lists them")
+
+
+def _accept_any_bytes() -> None:
+    """A conversation goes on after bytes that are not UTF-8."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")

@@ -91,7 +91,7 @@ class AnswerProgress(_OneLine):
         super().__init__(*columns, total=total)
 
     def advance(self) -> None:
-        """One more is done."""
+        """Count one more."""
         self._bars.advance(self._line)
 
 
@@ -105,7 +105,7 @@ def print_estimate(what: str, seconds: float, nbytes: int) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Such as 40 s, 5 min or 3.2 h."""
+    """Spell a time, such as 40 s, 5 min or 3.2 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -127,8 +127,8 @@ def print_rows(rows: Mapping[str, str]) -> None:
 class TimeLeft:
     """Estimates the time that a prompt's prefill has left, from the chunks run so far.
 
-    Chunks that took no time lay in the prompt cache, and say nothing of those to come. The last
-    chunk takes as long as a whole one.
+    Chunks that took no time were in the prompt cache, and say nothing about those to come. The
+    last chunk takes as long as a whole one.
     """
 
     held_seconds = 0.02
@@ -140,7 +140,7 @@ class TimeLeft:
         self._end: float | None = None
 
     def note(self, done: int, now: float) -> None:
-        """Take note that so many tokens are done."""
+        """Take note of the number of tokens that are done."""
         chunk, took = done - self._done, now - self._last
         self._done, self._last = done, now
         if took < self.held_seconds:
@@ -177,8 +177,8 @@ class PrefillProgress(_OneLine):
         super().__init__(*columns, total=None)
         self._show(0)
 
-    def prefilled(self, count: int) -> None:
-        """So many tokens of the prompt are done."""
+    def show_prefilled(self, count: int) -> None:
+        """Show the number of the prompt's tokens that are done."""
         self._left.note(count, time.monotonic())
         self._show(count)
 

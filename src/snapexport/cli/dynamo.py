@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     *verb, build = arguments.words
     common = flags.values(arguments, BOTH)
     if not verb:
-        given = _given(arguments, ClusterOptions, CLUSTER)
+        given = _first_given(arguments, ClusterOptions, CLUSTER)
         require_compatible({"dynamo": "worker", "cluster_flag": given})
         options = WorkerOptions(build=Path(build), **common, **flags.values(arguments, WORKER))
         require_installed()
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if verb != [UP]:
         raise UserError(f"{' '.join(verb)} is not known here", "snapexport dynamo up BUILD")
-    given = _given(arguments, WorkerOptions, WORKER)
+    given = _first_given(arguments, WorkerOptions, WORKER)
     require_compatible({"dynamo": UP, "worker_flag": given})
     from snapexport.serving.dynamo.up import run_cluster
 
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _given(arguments: argparse.Namespace, options: type, names: Iterable[str]) -> str:
+def _first_given(arguments: argparse.Namespace, options: type, names: Iterable[str]) -> str:
     """The first flag whose value is not its default; empty if there is none."""
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     given = (name for name in names if getattr(arguments, name) != defaults[name])

@@ -1,7 +1,8 @@
 """Build engines from a build: TensorRT's for this machine's GPU, or TensorRT for RTX's for any.
 
-For ONNX Runtime the weights are packed for this machine's processor: a copy on the disk, as its
-kernels read them. Sessions map it, where each rearranges its own copy in memory otherwise.
+For ONNX Runtime the weights are packed for this machine's processor: a copy on the disk in
+the order in which its kernels read. Sessions map this file; otherwise each rearranges a copy of its
+own in memory.
 
 A build with --target tensorrt is compiled on the GPU that will run it; one with --target
 tensorrt-rtx ahead of time, on any machine, for the GPUs of --compute-capability. An engine for each
@@ -41,14 +42,14 @@ HELP = "build -> engines of TensorRT for this GPU or RTX GPUs; packed weights fo
 CHOICES = {
     "graphs": "graphs to build, such as prefill and decode (default: all)",
     "plugins": "library of fused operators, libsnapexport_loadable.so (docs/how-to/tensorrt.md)",
-    "hardware_compat": "GPUs besides this one that can run the engines: Ampere and later, or those "
-    "of the same compute capability; slower",
+    "hardware_compat": "other GPUs that can run the engines: Ampere and later, or those of the "
+    "same compute capability; slower",
     "version_compatible": "newer versions of TensorRT can run the engines; slower",
     "strip_weights": "leave the weights out: they are read from the build when an engine is loaded",
-    "refit": "let the weights be replaced later by others of the same shapes; slower",
+    "refit": "let weights be replaced later by others of the same shapes; slower",
     "optimization_level": "0 to 5: how long to search for faster kernels",
-    "timing_cache": "measured times of kernels, read and extended (default: a file in the build)",
-    "overwrite": "build engines again that exist",
+    "timing_cache": "file of measured kernel times, read and extended (default: in the build)",
+    "overwrite": "build existing engines again",
 }
 
 

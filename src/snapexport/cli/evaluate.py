@@ -4,9 +4,9 @@ With --documents every cache is forced along the continuations of their passages
 the full one: log likelihood, KL divergence, likeliest tokens. --instructions about their text are
 answered greedily, up to where an answer parts from the full cache's.
 
-The other caches are made from the traces of a build with --baseline; without, only its own cache
-is scored. With --out the report and plots are written, and the same command goes on after an
-interruption.
+The other caches are made from the traces of a build with --baseline; without, only its own cache is
+scored. With --out the report and plots are written, and an interrupted evaluation goes on where it
+was.
 
 A policy may change fields of its cache: snapstream:L_obs=16,pool=max.
 
@@ -165,8 +165,8 @@ def _print_report(report: dict[str, Any]) -> None:
     asked = (options["backend"], options["device"], options["precision"])
     if not report["compared"]:
         OUT.print(
-            "only the build's own cache: with --baseline the full one and other policies are "
-            "compared with it",
+            "only the build's own cache: with --baseline it is compared with the full one and with "
+            "other policies",
             style="dim",
         )
     OUT.print("run by " + " ".join(filter(None, asked)), style="dim")

@@ -1,16 +1,34 @@
-"""Makes command-line flags from the fields of an options class: names, types and defaults."""
+"""Makes command-line flags from the fields of an options class: names, types and defaults.
+
+Also writes the file that a flag names, whole or not at all.
+"""
 
 import argparse
 import dataclasses
+import os
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from snapexport.errors import flag_of
+from snapexport.errors import UserError, flag_of
+from snapexport.files import whole as files
 from snapexport.runtime.engine.open_executor import BACKENDS
 from snapexport.runtime.engine.openvino_options import DEVICES, PRECISIONS
+
+GROUPS = ("cache", "advanced")
+"""Groups of a build's flags beside those that users choose."""
+
+SERVED = {
+    "name": "name of the model (default: the build directory's)",
+    "max_pending": "requests that may wait for a batch slot; further ones are refused",
+    "threads": "CPU threads (default: all cores)",
+    "max_num_batched_tokens": "tokens of one step, prefill and decode (default: a prefill chunk "
+    "and one for each batch slot)",
+}
+"""Help texts of `ModelOptions`, for each server's command."""
 
 
 def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping[str, str]) -> None:
@@ -19,10 +37,6 @@ def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping
     for field in dataclasses.fields(options):
         if field.name in helps:
             _add_flag(parser, field, hints[field.name], helps[field.name])
-
-
-GROUPS = ("cache", "advanced")
-"""Groups of flags in a command's --help, after those that users choose."""
 
 
 def add_grouped(
@@ -69,7 +83,7 @@ def _add_flag(
     required = field.default is dataclasses.MISSING
     names_default = required or field.default in (None, ()) or "(default" in text
     if not names_default and hint is not bool:
-        text += f" (default: {_spelled(field.default)})"
+        text += f" (default: {_spell(field.default)})"
     settings: dict[str, Any] = {"dest": field.name, "help": text, "required": required}
     settings["default"] = None if required else field.default
     is_switch = hint is not bool  # None stands for a default that depends on other flags
@@ -100,7 +114,7 @@ def _without_none(hint: Any) -> Any:
     return hint
 
 
-def _spelled(default: object) -> str:
+def _spell(default: object) -> str:
     return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
@@ -109,11 +123,40 @@ def _field_value(given: Any) -> Any:
     return tuple(given) if isinstance(given, list) else given
 
 
-SERVED = {
-    "name": "name of the model (default: the build directory's)",
-    "max_pending": "requests that may wait for a batch slot; further ones are refused",
-    "threads": "CPU threads (default: all cores)",
-    "max_num_batched_tokens": "tokens of one step, prefill and decode (default: a prefill chunk "
-    "and one for each batch slot)",
-}
-"""Help texts of `ModelOptions`, for each server's command."""
+@contextmanager
+def whole_file(path: Path, flag: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that writes text. `path` changes when the block ends without error.
+
+    Raises a UserError before the block for a path that cannot be written.
+    """
+    target = Path(os.path.realpath(path))  # a symlink stays one
+    partial = files.partial_path(target)
+    with _write_errors(path, flag):
+        _require_replaceable(target, flag)
+        partial.touch()
+
+    def write(text: str) -> None:
+        with _write_errors(path, flag):
+            partial.write_bytes(text.encode())  # as bytes: no newline is translated
+
+    try:
+        yield write
+        with _write_errors(path, flag):
+            files.finish(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _require_replaceable(target: Path, flag: str) -> None:
+    """Refuse a pipe or a device, which a rename would replace."""
+    if target.exists() and not target.is_file():
+        raise UserError(f"{target} is not a file", f"name a file for {flag}")
+
+
+@contextmanager
+def _write_errors(path: Path, flag: str) -> Iterator[None]:
+    """Turn an OSError into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", f"check {flag}") from None

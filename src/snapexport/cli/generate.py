@@ -13,7 +13,6 @@ import argparse
 import json
 
 from snapexport.cli import flags, llm, prompt
-from snapexport.cli.streaming import stream
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Message
 from snapexport.runtime.requests.request import Request, SamplingParams
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = _request(model, text, messages, params)
     if messages is not None:
         prompt.note_template(arguments)
-    answer = stream(model, request, _ignore if arguments.json else _write)
+    answer = llm.stream(model, request, _ignore if arguments.json else _write)
     print(json.dumps(answer.report()) if arguments.json else "")
     if not arguments.json:
         answer.print_times()

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from snapexport.builder.verify import Verified, load_graph, verify
 from snapexport.cli import flags, prompt
 from snapexport.cli.console import OUT, print_rows
+from snapexport.cli.flags import whole_file
 from snapexport.cli.kept_view import kept_picture, picture_width
 from snapexport.cli.summary import build_summary, print_summary
-from snapexport.cli.whole_file import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import spelled
 from snapexport.errors import UserError, flag_of

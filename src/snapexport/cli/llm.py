@@ -1,25 +1,35 @@
-"""Flags of the commands that run an LLM, and the LLM and the sampling that they give.
+"""Runs an LLM for `generate` and `chat`: its flags, and an answer that is streamed with its times.
 
-Shared by `generate` and `chat`.
+Knows no conversation.
 """
 
 import argparse
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from snapexport.cli import flags
+from snapexport.cli.console import ERR, PrefillProgress
 from snapexport.contract.graph_options import PREFILLS
+from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.request import SamplingParams
+from snapexport.runtime.requests.request import (
+    FinishReason,
+    OutputDelta,
+    Request,
+    SamplingParams,
+)
 
 SAMPLING = {
     "max_tokens": "most tokens to generate",
     "temperature": "randomness of the choice; 0: always the likeliest token",
     "top_p": "sample from the likeliest tokens that together have this probability",
     "top_k": "sample from this many of the likeliest tokens; 0: all",
-    "min_p": "least share of the likeliest token's probability",
-    "repetition_penalty": "against tokens that came before; 1: off",
+    "min_p": "leave out tokens with less than this share of the likeliest token's probability",
+    "repetition_penalty": "makes tokens that came before less likely; 1: off",
     "seed": "makes sampling repeatable",
     "ignore_eos": "continue after the end-of-sequence token",
 }
@@ -60,14 +70,15 @@ def add_running(parser: argparse.ArgumentParser) -> None:
         "--no-speculation",
         dest="speculates",
         action="store_false",
-        help="guess no tokens ahead, with a build that has --tokens-per-step",
+        help="draft no tokens, with a build that has --tokens-per-step",
     )
     parser.add_argument(
         "--compress-every",
         type=int,
         default=0,
         metavar="N",
-        help="vote on an output after so many tokens, with --extend (default: never)",
+        help="compress the output whenever it has grown by N tokens, with --extend (default: "
+        "never)",
     )
 
 
@@ -76,3 +87,100 @@ def open_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
     names = "baseline threads backend device precision prefill speculates compress_every"
     given = {name: getattr(arguments, name) for name in names.split()}
     return LLM(arguments.build, **given, **more)
+
+
+@dataclass
+class Answer:
+    """An answer so far, with its times by time.perf_counter()."""
+
+    prompt_tokens: int
+    started: float = field(default_factory=time.perf_counter)
+    first: float | None = None
+    last: float | None = None
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    finish_reason: FinishReason | None = None
+
+    def add(self, delta: OutputDelta) -> None:
+        """Add one delta."""
+        self.last = time.perf_counter()
+        self.first = self.first or self.last
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.drafted += delta.drafted
+        self.accepted += delta.accepted
+        self.finish_reason = delta.finish_reason
+
+    def report(self) -> dict[str, object]:
+        """For JSON: TTFT in seconds, and tokens a second after the first token."""
+        waited = None if self.first is None else round(self.first - self.started, 4)
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": self.prompt_tokens,
+            "time_to_first_token_s": waited,
+            "decode_tokens_per_s": self._speed(),
+            "drafted_tokens": self.drafted,
+            "accepted_tokens": self.accepted,
+        }
+
+    def print_times(self, *more: str) -> None:
+        """Print the times on standard error, if that is a terminal."""
+        if ERR.is_terminal:
+            ERR.print(", ".join([*self._times(), *more]), style="dim", soft_wrap=True)
+
+    def _speed(self) -> float | None:
+        later = len(self.token_ids) - 1
+        if self.first is None or self.last is None or later < 1:
+            return None
+        return round(later / (self.last - self.first), 2)
+
+    def _times(self) -> list[str]:
+        times = [f"{self.prompt_tokens:,} prompt tokens"]
+        if self.first is not None:
+            times.append(f"first token after {self.first - self.started:.2f} s")
+        if speed := self._speed():
+            times.append(f"{len(self.token_ids):,} tokens at {speed:.1f} tokens/s")
+        if self.drafted:
+            times.append(f"{self.accepted:,} of {self.drafted:,} drafted tokens right")
+        return [*times, str(self.finish_reason)]
+
+
+def stream(
+    llm: LLM,
+    request: Request,
+    show: Callable[[str], None],
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Answer:
+    """Show the answer's text as it comes. Raises UserError for a broken model.
+
+    interrupted: called between two steps; once it is true, the answer ends as "cancelled".
+    """
+    answer = Answer(len(request.prompt_token_ids))
+    with PrefillProgress(answer.prompt_tokens) as progress:
+
+        def note(count: int) -> None:
+            if interrupted():
+                raise InterruptedError
+            progress.show_prefilled(count)
+
+        with closing(llm.stream(request, on_prefill=note)) as deltas:
+            try:
+                for delta in deltas:
+                    progress.end()
+                    answer.add(delta)
+                    show(delta.text)
+                    if interrupted():
+                        break
+            except InterruptedError:
+                pass
+    answer.finish_reason = answer.finish_reason or "cancelled"
+    if answer.finish_reason == "error":
+        raise UserError(
+            "the model's logits are not finite",
+            "run `snapexport inspect BUILD --verify`; a build in 16 bits may need --dtype fp32",
+        )
+    return answer

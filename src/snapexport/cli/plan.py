@@ -10,11 +10,17 @@ examples:
 
 import argparse
 import json
+from collections.abc import Iterable
 
-from snapexport.builder.plan import PlanRequest, make_plan
-from snapexport.builder.plan.request import parse_memory
+from rich.table import Table
+
+from snapexport.builder.plan import Plan, PlanRequest, make_plan
+from snapexport.builder.plan.alternatives import Alternative, reasons
+from snapexport.builder.plan.plan import parts
+from snapexport.builder.plan.request import command, parse_memory
 from snapexport.cli import build, flags
-from snapexport.cli.plan_view import print_plan
+from snapexport.cli.console import OUT
+from snapexport.contract.memory import spelled
 
 HELP = "find what fits into a memory, before anything is built"
 
@@ -32,6 +38,26 @@ _HELPS = {
     "kv_budget": "cache slots per layer and KV head, all parts together (default: chosen)",
 }
 
+# Headers of two lines, so that a table fits into 80 columns.
+_COLUMNS = (
+    "largest\nbatch",
+    "batch",
+    "decode\ncache",
+    "prompt\ncache",
+    "peak",
+    "decoding",
+    "a step\nreads",
+)
+_NAMES = {
+    "process": "process",
+    "weights": "weights",
+    "decode_cache": "decode's cache",
+    "prefill_cache": "the prompt's cache",
+    "prefill_work": "prefill's activations",
+    "compress_work": "the vote's scores",
+    "decode_work": "decode's activations",
+}
+
 
 def helps() -> dict[str, str]:
     """The help of each flag of `build` that decides about memory, by its field."""
@@ -46,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory",
         required=True,
         metavar="SIZE",
-        help="all the memory that there is, such as 80GiB, 24GB or 512M",
+        help="all memory available, such as 80GiB, 24GB or 512M",
     )
     parser.usage = "%(prog)s --model NAME --L-max N --memory SIZE [flags]"
     flags.add_grouped(parser, build.classes(), helps())
@@ -64,5 +90,81 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(json.dumps(plan_report(plan)))
     else:
-        print_plan(plan)
+        _print_plan(plan)
     return 0
+
+
+def _print_plan(plan: Plan) -> None:
+    """Caches at the recommended chunk, chunks at the recommended cache, the recommendation."""
+    chosen = plan.recommendation.alternative
+    OUT.print(_model_line(plan))
+    same_chunk = [option for option in plan.alternatives if option.chunk == chosen.chunk]
+    same_cache = [option for option in plan.alternatives if option.geometry == chosen.geometry]
+    batch = plan.recommendation.batch
+    OUT.print(
+        _table(plan, "cache,\nslots a head", [(_cache(o), o, _batch(plan, o)) for o in same_chunk])
+    )
+    if len(same_cache) > 1:
+        OUT.print(
+            _table(plan, "prefill,\ntokens a step", [(_chunk(o), o, batch) for o in same_cache])
+        )
+    _print_recommendation(plan)
+
+
+def _model_line(plan: Plan) -> str:
+    facts, options = plan.model.facts, plan.recommendation.options
+    return (
+        f"{facts.architecture}, {facts.num_hidden_layers} layers, prompts up to {options.L_max} "
+        f"tokens, {options.target}, {options.dtype}, into {spelled(plan.request.memory)}"
+    )
+
+
+def _table(plan: Plan, title: str, rows: Iterable[tuple[str, Alternative, int]]) -> Table:
+    """A row of sizes for each alternative with its batch; * marks the recommended one."""
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    table.add_column(title)
+    for column in _COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, option, batch in rows:
+        mark = " *" if option is plan.recommendation.alternative else ""
+        table.add_row(name + mark, *_cells(option, batch))
+    return table
+
+
+def _batch(plan: Plan, option: Alternative) -> int:
+    """The recommended batch in its row; as given, or the largest that fits, in others."""
+    if option is plan.recommendation.alternative:
+        return plan.recommendation.batch
+    return int(plan.request["batch"] or max(1, option.most_slots))
+
+
+def _cells(option: Alternative, batch: int) -> list[str]:
+    taken = option.at(batch)
+    sizes = (taken.decode_cache, taken.prefill_cache, taken.prefill_peak, taken.decode_resident)
+    return [
+        str(option.most_slots or "no"),
+        str(batch),
+        *map(spelled, (*sizes, option.step_bytes(batch))),
+    ]
+
+
+def _cache(option: Alternative) -> str:
+    slots = sorted({layer.cache_slots for layer in option.geometry.layers})
+    per_head = str(slots[0]) if len(slots) == 1 else f"{slots[0]}-{slots[-1]}"
+    policy = "" if option.geometry.policy == "snapstream" else f" {option.geometry.policy}"
+    return f"{option.compression:.3g} : 1, {per_head}{policy}"
+
+
+def _chunk(option: Alternative) -> str:
+    return "single shot" if option.single_shot else str(option.chunk)
+
+
+def _print_recommendation(plan: Plan) -> None:
+    chosen = plan.recommendation
+    taken = parts(chosen.alternative.at(chosen.batch))
+    counted = ", ".join(f"{name} {spelled(taken[key])}" for key, name in _NAMES.items())
+    OUT.print("\nrecommended (*)", style="bold")
+    for line in reasons(plan.request, chosen):
+        OUT.print(f"  {line}")
+    OUT.print(f"  peak: {spelled(taken['prefill_peak'])} = {counted}")
+    OUT.print(f"\n{command(chosen.options)}")

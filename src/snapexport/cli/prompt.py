@@ -93,10 +93,10 @@ def read(arguments: argparse.Namespace) -> str | None:
     """The text, or None where no flag was given. Raises UserError."""
     if arguments.prompt_file is None:
         return _valid(arguments.prompt)
-    return _decoded(_bytes(arguments.prompt_file))
+    return _decode(_bytes(arguments.prompt_file))
 
 
-def _decoded(raw: bytes) -> str:
+def _decode(raw: bytes) -> str:
     """The text of a file, with line breaks as on Unix. A byte order mark says how it is encoded."""
     marked = [(mark, name) for mark, name in _MARKS if raw.startswith(mark)]
     mark, encoding = marked[0] if marked else (b"", "utf-8")
@@ -124,7 +124,7 @@ def _bytes(name: str) -> bytes:
 
 
 def _valid(text: str | None) -> str | None:
-    """The text, unless it was no UTF-8: such arguments reach Python as lone surrogates."""
+    """The text. Raises UserError if it was not UTF-8, which Python reads as lone surrogates."""
     if text is not None and any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError("--prompt is not UTF-8", "write the prompt to a file as UTF-8")
     return text

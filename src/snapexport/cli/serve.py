@@ -32,7 +32,7 @@ ACCESS = {
     "api_key": f"key that requests must send, but for /health (default: ${API_KEY}, or none)",
     "allowed_host": "further names by which clients reach the server, in the header Host; *: any "
     "(default: loopback names if it listens on loopback, else any)",
-    "allowed_origin": "origins whose pages a browser may show the answers, such as "
+    "allowed_origin": "origins whose pages may read answers in a browser, such as "
     "http://localhost:3000; *: any (default: none)",
     "access_log": "write a line for each request to standard error, without its content",
 }
@@ -41,19 +41,20 @@ MODEL = flags.SERVED | {
     "with --extend",
     "parked_dir": "folder where these caches are written too, and found again after a restart",
     "parked_dir_bytes": "most bytes in that folder",
-    "compress_every": "vote on an answer after so many tokens, with --extend; 0: never",
-    "no_speculation": "guess no tokens ahead, with a build that has --tokens-per-step",
+    "compress_every": "compress an answer whenever it has grown by N tokens, with --extend; 0: "
+    "never",
+    "no_speculation": "draft no tokens, with a build that has --tokens-per-step",
 }
 CHATS = {
     "tool_parser": "how the model writes tool calls; auto: by its chat template; none: as text",
-    "reasoning_parser": "how it writes its reasoning; none: as a part of the answer",
+    "reasoning_parser": "how the model writes its reasoning; none: as a part of the answer",
 }
 DEFAULTS = {
-    "temperature": "of requests that name none (default: generation_config.json's, else 1)",
-    "top_p": "of requests that name none (default: generation_config.json's, else 1)",
-    "max_tokens": "of requests that name none (default: 16 for completions; for chats all that is "
-    "left of the model's positions)",
-    "no_generation_config": "don't read the sampling that the checkpoint recommends",
+    "temperature": "for requests without one (default: generation_config.json's, else 1)",
+    "top_p": "for requests without one (default: generation_config.json's, else 1)",
+    "max_tokens": "for requests without it (default: 16 for completions; for chats all "
+    "remaining positions)",
+    "no_generation_config": "ignore the sampling that the checkpoint recommends",
 }
 TIMES = {
     "request_seconds": "longest time of an answer; a longer one ends with status 504",

@@ -32,7 +32,7 @@ class Interrupts:
         self.came = False
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
+    def as_notes(self) -> Iterator[None]:
         """During the block SIGINT sets `came`."""
         self.came = False
         former = signal.signal(signal.SIGINT, self._note)
@@ -42,7 +42,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, former)
 
     @contextmanager
-    def raised(self) -> Iterator[None]:
+    def as_errors(self) -> Iterator[None]:
         """During the block SIGINT raises KeyboardInterrupt, as one who waits for input needs it."""
         former = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:

@@ -79,13 +79,13 @@ class GraphOptions:
 
     cache_dtype: CacheDType | None = option(
         None,
-        "of compressed caches, beside --dtype fp32: fp16, or int8 in ONNX Runtime (default: the "
-        "dtype)",
+        "dtype of compressed caches only, beside --dtype fp32: fp16, or int8 in ONNX Runtime "
+        "(default: the dtype)",
         "cache",
     )
     prompt_cache_dtype: PromptCacheDType | None = option(
         None,
-        "of the full-length cache of the prompt in prefill: fp16 beside --dtype fp32, in ONNX "
+        "dtype of the prompt's full-length cache in prefill: fp16 beside --dtype fp32, in ONNX "
         "Runtime (default: the dtype)",
         "cache",
     )

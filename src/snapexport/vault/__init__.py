@@ -1,6 +1,6 @@
 """The vault: a small checkpoint that finds entries in long prompts, and its prompts.
 
-The prompts need the standard library only; the checkpoint lies in `CHECKPOINT`.
+The prompts need the standard library only; the checkpoint's folder is `CHECKPOINT`.
 """
 
 from __future__ import annotations

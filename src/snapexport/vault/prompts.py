@@ -1,4 +1,4 @@
-"""Makes the vault's prompts: a register of entries amid prose, and a question about one.
+"""Makes the vault's prompts: a register of entries among prose, and a question about one.
 
 Every word of the register is one token of the vault's tokenizer, so the length of a
 prompt in tokens is known here without the tokenizer: a line costs its words, its
@@ -123,7 +123,7 @@ def _draw_prose(rng: random.Random, tokens: int) -> list[str]:
 
 
 def _fillable(tokens: int) -> bool:
-    """Tell whether sentences can cost exactly this much: sums of 5, 6, 8, 9 and 10."""
+    """Say whether sentences can cost exactly this much: sums of 5, 6, 8, 9 and 10."""
     return tokens >= 8 or tokens in (0, 5, 6)
 
 

@@ -37,7 +37,7 @@ class CalibratedOptions(MethodOptions):
 
     mean_queries: Path | None = option(
         None,
-        "queries of texts, in a file of `snapexport calibrate --mean-queries`",
+        "file of mean queries, from `snapexport calibrate --mean-queries`",
         "cache",
         metavar="FILE",
         recorded=False,

@@ -89,8 +89,8 @@ class SparsePrefillOptions(MethodOptions):
 
     prefill_budget: int = option(
         0,
-        "sparse prefill: chunks inside a longer prompt attend to at most this many positions of "
-        "its past; 0: to all",
+        "sparse prefill: all chunks of a long prompt but the last attend to N positions of its "
+        "past; 0: to all",
         "",
     )
 

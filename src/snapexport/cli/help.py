@@ -1,0 +1,179 @@
+"""Shows a command's help in 80 columns: the usual flags by --help, all of them by --help-all.
+
+Knows which flags of a command are usual; flags whose group is "cache" or "advanced" never are.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+import rich_argparse
+from rich.containers import Lines
+from rich.text import Text
+
+from snapexport.cli.flags import GROUPS
+from snapexport.errors import UserError
+
+WIDEST = 100
+LONGEST_CHOICES = 36
+"""Characters of a flag's choices beside its name; more of them follow its help text."""
+
+USUAL = {
+    "generate": "build prompt prompt_file chat system max_tokens temperature top_p seed stop "
+    "backend baseline json",
+    "chat": "build system max_tokens temperature top_p seed backend baseline json",
+    "eval": "build tasks lengths samples policies budgets documents instructions backend minutes "
+    "out json",
+    "bench": "build contexts batches baseline backend threads out json",
+    "engine": "build compute_capability graphs plugins strip_weights workspace overwrite estimate "
+    "json",
+    "triton": "build out name max_pending device copy overwrite",
+    "serve": "build host port api_key allowed_host name max_pending threads parked_rows backend "
+    "max_tokens json",
+    "dynamo": "words name role discovery prefill decode port",
+}
+"""The flags in a command's --help, by their names in Python. Other commands show every flag that is
+in none of GROUPS."""
+
+
+class HelpFormatter(rich_argparse.RichHelpFormatter):
+    """Fills paragraphs up to the terminal's width, and breaks long commands as a shell reads them.
+
+    A flag with many choices shows them in its help text.
+    """
+
+    help_markup = False
+    text_markup = False
+    group_name_formatter = staticmethod(  # type: ignore[assignment]  # taken for a method
+        lambda title: title[:1].upper() + title[1:]
+    )
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, **settings)
+        self._width = min(self._width, WIDEST - 2)
+
+    def _metavar_formatter(
+        self, action: argparse.Action, default_metavar: str
+    ) -> Callable[[int], tuple[str, ...]]:
+        if not _choices_in_text(action):
+            return super()._metavar_formatter(action, default_metavar)
+        return lambda count: ("NAME",) * count
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = super()._get_help_string(action) or ""
+        explained = all(f"{choice}: " in text for choice in action.choices or ())
+        if explained or not _choices_in_text(action):
+            return text
+        return f"{text}. One of {_choices(action)}"
+
+    def _rich_fill_text(self, text: Text, width: int, indent: Text) -> Text:
+        lines = Lines()
+        for paragraph in text.split("\n\n"):
+            if "\n  " in paragraph.plain:
+                for line in _join_continued(paragraph.split()):
+                    lines.extend(_break_line(line, width))
+            else:
+                lines.extend(self._rich_split_lines(paragraph, width))
+            lines.append(Text())
+        return Text("\n").join(indent + line for line in lines) + "\n"
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises a UserError for a wrong argument, and shows rare flags by --help-all only."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, **settings)
+        self._rare: list[argparse.Action] = []
+        self._every = self.add_argument(
+            "--help-all", action=_HelpAll, dest="help", help=argparse.SUPPRESS
+        )
+
+    def hide_rare(self, command: str) -> None:
+        """Leave the flags of a command that are not usual out of --help."""
+        grouped = [g._group_actions for g in self._action_groups if g.title in GROUPS]
+        self._rare = [action for actions in grouped for action in actions]
+        if command in USUAL:
+            usual = {"help", *USUAL[command].split()}
+            self._rare = [action for action in self._actions if action.dest not in usual]
+        if self._rare:
+            self._every.help = "show every flag and exit"
+
+    def format_help(self, every: bool = False) -> str:
+        """The help text; every: with the flags that are not usual."""
+        if every or not self._rare:
+            return super().format_help()
+        texts = [action.help for action in self._rare]
+        count = f"{len(texts)} more flag{'s' if len(texts) > 1 else ''}"
+        self.epilog = f"`{self.prog} --help-all` shows {count}."
+        for action in self._rare:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            self.epilog = None
+            for action, text in zip(self._rare, texts, strict=True):
+                action.help = text
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, f"see `{self.prog} --help`")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuses what is left over here, where the command and its flags are known."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            name = rest[0].partition("=")[0]
+            close = get_close_matches(name, self._option_string_actions, n=1, cutoff=0.8)
+            meant = f"did you mean {close[0]}? " if close else ""
+            raise UserError(
+                f"unrecognized arguments: {' '.join(rest)}", f"{meant}see `{self.prog} --help`"
+            )
+        return found, rest
+
+
+class _HelpAll(argparse.Action):
+    """Prints the whole help and exits."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        assert isinstance(parser, Parser)
+        print(parser.format_help(every=True), end="")
+        parser.exit()
+
+
+def _choices(action: argparse.Action) -> str:
+    return ", ".join(map(str, action.choices or ()))
+
+
+def _choices_in_text(action: argparse.Action) -> bool:
+    return bool(action.option_strings) and len(_choices(action)) > LONGEST_CHOICES
+
+
+def _join_continued(lines: Iterable[Text]) -> Iterator[Text]:
+    """The lines, with those together that a backslash at the end connects."""
+    begun = Text()
+    for line in lines:
+        whole = begun + (line[len(line.plain) - len(line.plain.lstrip()) :] if begun else line)
+        if whole.plain.endswith("\\"):
+            begun = whole[:-1]
+        else:
+            begun = Text()
+            yield whole
+
+
+def _break_line(line: Text, width: int) -> Iterator[Text]:
+    """The lines of a command that is too long for one, broken before a flag or a word."""
+    while len(line) > width:
+        start = len(line.plain) - len(line.plain.lstrip())
+        place = line.plain.rfind(" --", start, width - 2)
+        if place < start:
+            place = line.plain.rfind(" ", start, width - 2)
+        if place < start:
+            break
+        yield line[:place] + " \\"
+        line = Text("      ") + line[place + 1 :]
+    yield line
