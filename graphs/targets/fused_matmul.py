@@ -17,8 +17,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.passes.base import cut, int64s, linear_layers, node
+from snapexport.graphs.targets.group_query_attention import MICROSOFT
 
-_MICROSOFT = "com.microsoft"
 _FEW = range(8, 33)
 """Numbers of rows for which W as first operand is faster on a CPU. Fewer: equal. More: slower."""
 
@@ -48,4 +48,4 @@ def _fused(
     graph: gs.Graph, factors: list[gs.Tensor], outputs: list[gs.Tensor] | None = None
 ) -> list[gs.Tensor]:
     """factors[0] @ factors[1]^T."""
-    return node(graph, "FusedMatMul", factors, outputs, domain=_MICROSOFT, transB=1)
+    return node(graph, "FusedMatMul", factors, outputs, domain=MICROSOFT, transB=1)

@@ -29,8 +29,7 @@ from snapexport.exporter.link import Traced
 from snapexport.exporter.probe import look
 from snapexport.exporter.trace import trace_decode
 from snapexport.files.safetensors import TensorSpan
-from snapexport.graphs.targets.composed_experts import ComposedExperts
-from snapexport.graphs.targets.moe import MoE
+from snapexport.graphs.targets.experts import ComposedExperts, MoE
 from snapexport.runtime.requests.llm import LLM
 from tests.exporter.test_weights import weights_of
 from tests.graphs import bodies
