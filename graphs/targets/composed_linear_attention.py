@@ -26,7 +26,7 @@ import onnx_graphsurgeon as gs
 
 from snapexport.graphs.passes.base import fresh, node
 from snapexport.graphs.targets.chunk_products import Nodes, Products, inverse
-from snapexport.graphs.targets.composed_attention import scaled
+from snapexport.graphs.targets.composed_attention import scale_query
 from snapexport.graphs.targets.linear_attention import LinearParts, linear_attentions
 
 LARGEST = 64
@@ -100,7 +100,7 @@ class ChunkedRecurrence:
 
     def _all(self) -> _SubChunk:
         parts, nodes, by_channel = self.parts, self.nodes, self.parts.by_channel
-        query = self._tiles(scaled(nodes.graph, parts.query, parts.scale), 1)
+        query = self._tiles(scale_query(nodes.graph, parts.query, parts.scale), 1)
         key, value = self._tiles(parts.key, 1), self._tiles(parts.value, self.shared)
         decay = self._tiles(parts.decay, self.shared)
         at = np.arange(self.rows)
@@ -188,7 +188,7 @@ def _step(nodes: Nodes, parts: LinearParts) -> None:
     """One token: rows [B,H,1,d], and columns [B,H,d,1] for the outer product and the decay."""
     as_rows = nodes.ints(parts.batch, parts.heads, 1, -1)
     as_columns = nodes.ints(parts.batch, parts.heads, -1, 1)
-    queries = parts.by_value_head(nodes.graph, scaled(nodes.graph, parts.query, parts.scale))
+    queries = parts.by_value_head(nodes.graph, scale_query(nodes.graph, parts.query, parts.scale))
     keys, value = (
         parts.by_value_head(nodes.graph, parts.key),
         nodes("Reshape", parts.value, as_rows),

@@ -62,7 +62,7 @@ def _whole(graph: gs.Graph, marker: gs.Node) -> None:
     (logarithms,) = node(graph, "Log", [above_zero])
     shape = (index.shape[0], gate_up.shape[0])
     not_chosen = np.full(shape, _NOT_CHOSEN, weights.dtype)
-    scores = _scattered(graph, not_chosen, index, logarithms)
+    scores = _scatter(graph, not_chosen, index, logarithms)
     inputs = [states, scores, gate_up, gate_up_bias, down, down_bias]
     attributes["normalize_routing_weights"] = 1
     (shared,) = node(graph, "MoE", inputs, domain=MICROSOFT, **attributes)
@@ -83,7 +83,7 @@ def _quantized(graph: gs.Graph, marker: gs.Node) -> None:
     gate_up, gate_up_scales, gate_up_zeros, down, down_scales, down_zeros, *biases = stored
     gate_up_bias, down_bias = biases or [gs.Variable.empty(), gs.Variable.empty()]
     shape = (index.shape[0], gate_up.shape[0])
-    every = _scattered(graph, np.zeros(shape, weights.dtype), index, weights)
+    every = _scatter(graph, np.zeros(shape, weights.dtype), index, weights)
     inputs = [states, every, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias]
     none = gs.Variable.empty
     inputs += [none(), none(), none(), gate_up_zeros, down_zeros, none(), every]
@@ -101,7 +101,7 @@ def _moe_attributes(marker: gs.Node) -> dict[str, Any]:
     return attributes | ({"swiglu_limit": limit} if (limit := marker.attrs["limit"]) else {})
 
 
-def _scattered(
+def _scatter(
     graph: gs.Graph, everywhere: NDArray[Any], index: gs.Tensor, values: gs.Tensor
 ) -> gs.Tensor:
     """[N,E]: the values of the chosen experts, and those of `everywhere`."""

@@ -59,7 +59,7 @@ class GroupQueryAttention:
             graph,
             "GroupQueryAttention",
             [
-                *(packed(graph, states) for states in (query, key, value)),
+                *(pack_heads(graph, states) for states in (query, key, value)),
                 *past,
                 *lengths,
                 *(sink_inputs(graph, sink, query) if sink else []),
@@ -82,7 +82,7 @@ def _is_taken(marker: gs.Node) -> bool:
     return bool((batch == 1 or rows == 1) and value.shape[3] == width)
 
 
-def packed(graph: gs.Graph, states: gs.Tensor) -> gs.Tensor:
+def pack_heads(graph: gs.Graph, states: gs.Tensor) -> gs.Tensor:
     """[B,H,C,D] -> [B,C,H*D]."""
     batch, heads, chunk, head_dim = states.shape
     rows = node(graph, "Transpose", [states], perm=[0, 2, 1, 3])
@@ -180,7 +180,7 @@ def _rewrite_ring(graph: gs.Graph, marker: gs.Node, end: _End) -> None:
         graph,
         "GroupQueryAttention",
         [
-            *(packed(graph, states) for states in (query, *rows)),
+            *(pack_heads(graph, states) for states in (query, *rows)),
             *caches,
             *end.lengths,
             *further,

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node, on_the_host, written
-from snapexport.graphs.targets.composed_attention import composed_attention, scaled
+from snapexport.graphs.targets.composed_attention import composed_attention, scale_query
 from snapexport.graphs.targets.masks import VisibleSlots, row_positions
 
 
@@ -74,7 +74,7 @@ class LatentAttention:
         c_kv, k_rope = latents
         keys, values = _expanded(graph, c_kv, *up) if up else (c_kv, c_kv)
         parts = (0, keys.shape[3]), (keys.shape[3], query.shape[3])
-        queries = [scaled(graph, _columns(graph, query, *part), scale) for part in parts]
+        queries = [scale_query(graph, _columns(graph, query, *part), scale) for part in parts]
         products = list(zip(queries, (keys, k_rope), strict=True))
         attended = composed_attention(graph, products, values, mask)
         node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])

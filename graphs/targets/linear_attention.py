@@ -73,8 +73,8 @@ class LinearAttention:
 
 def _replace(graph: gs.Graph, parts: LinearParts) -> None:
     queries, keys = (parts.by_value_head(graph, one) for one in (parts.query, parts.key))
-    decay = _packed(graph, parts, parts.decay) if parts.by_channel else parts.decay
-    inputs = [_packed(graph, parts, one) for one in (queries, keys, parts.value)]
+    decay = _pack(graph, parts, parts.decay) if parts.by_channel else parts.decay
+    inputs = [_pack(graph, parts, one) for one in (queries, keys, parts.value)]
     inputs += [parts.past, decay, *([] if parts.beta is None else [parts.beta])]
     attended = gs.Variable(fresh(graph, "attended"))
     node(
@@ -92,6 +92,6 @@ def _replace(graph: gs.Graph, parts: LinearParts) -> None:
     node(graph, "Reshape", [attended, int64s(graph, *shape)], [parts.output])
 
 
-def _packed(graph: gs.Graph, parts: LinearParts, states: gs.Tensor) -> gs.Tensor:
+def _pack(graph: gs.Graph, parts: LinearParts, states: gs.Tensor) -> gs.Tensor:
     """[B,C,H,d] as [B,C,H*d]."""
     return node(graph, "Reshape", [states, int64s(graph, parts.batch, parts.tokens, -1)])[0]

@@ -17,7 +17,7 @@ from snapexport.contract.targets import SINK_CHANNELS
 from snapexport.graphs.compression import Scores
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, EXPERTS, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, has_sink, int64s, node, written
-from snapexport.graphs.targets.composed_attention import composed_attention, scaled
+from snapexport.graphs.targets.composed_attention import composed_attention, scale_query
 from snapexport.graphs.targets.masks import VisibleSlots
 
 
@@ -137,6 +137,6 @@ def _rewrite(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sink: gs.Ten
         key, value = written(graph, [past_key, past_value], [key, value], slot, present)
         slots = past_key.shape[2]
     mask = masks.mask(valid, rows, slots, window)
-    products = [(scaled(graph, query, scores.scale), key)]
+    products = [(scale_query(graph, query, scores.scale), key)]
     attended = composed_attention(graph, products, value, mask, scores.softcap, sink)
     node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])

@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import cut, int64s, node, written
 from snapexport.graphs.passes.storage import cast
-from snapexport.graphs.targets.composed_attention import scaled
+from snapexport.graphs.targets.composed_attention import scale_query
 from snapexport.graphs.targets.masks import WindowMasks
 
 _NONE = gs.Variable.empty
@@ -144,7 +144,7 @@ def _decode_attention(
     batch, heads, _, head_dim = query.shape
     _, kv_heads, slots, _ = inputs[0].shape
     if query.dtype == np.float32 and (heads == kv_heads or _fits_cache(slots, head_dim)):
-        queries, scores = [scaled(graph, query, scores["scale"])], scores | {"scale": 1.0}
+        queries, scores = [scale_query(graph, query, scores["scale"])], scores | {"scale": 1.0}
     else:
         rows = int64s(graph, batch, kv_heads, heads // kv_heads, head_dim)
         queries = node(graph, "Reshape", [query, rows])

@@ -37,7 +37,7 @@ class CacheOperators:
     """The conversions of one graph, whose layers share their masks."""
 
     def __init__(self, *, dynamic: bool) -> None:
-        """dynamic: the device takes computed shapes, so that a chunk pays for its past alone."""
+        """dynamic: the device takes computed shapes, so that a chunk pays only for its past."""
         self._dynamic = dynamic
         self._shared: dict[tuple[Any, ...], Value] = {}
         self._writes: dict[Any, CacheWrite] = {}
@@ -55,7 +55,7 @@ class CacheOperators:
 
     def _tensor_scatter(self, node: Any) -> list[Value]:
         write = CacheWrite(*(node.get_input(at) for at in range(3)))
-        written = _written(write)
+        written = _write(write)
         if write.past.get_node().get_type_name() == "Parameter":
             self._writes[identity(written)] = write
         return [written]
@@ -204,7 +204,7 @@ class CacheOperators:
         return self._shared[key]
 
 
-def _written(write: CacheWrite) -> Value:
+def _write(write: CacheWrite) -> Value:
     """A cache with new states."""
     batch, heads, slots, width = (size(write.past, at) for at in range(4))
     count = size(write.states, 2)

@@ -76,7 +76,7 @@ class OpenVinoBackend:
             self._compiled[graph] = self._compile(graph)
         read, compiled = self._compiled[graph]
         entry = self._build.manifest.graphs[graph]
-        work = _bound(compiled.create_infer_request(), read, entry, buffers)
+        work = _bind(compiled.create_infer_request(), read, entry, buffers)
 
         def run() -> None:
             try:
@@ -135,7 +135,7 @@ def _require(device: str, precision: str) -> None:
         )
 
 
-def _bound(request: Any, read: "Read", entry: GraphEntry, buffers: Buffers) -> Work:
+def _bind(request: Any, read: "Read", entry: GraphEntry, buffers: Buffers) -> Work:
     """Return what runs a request over buffers, and then writes what is new into the caches.
 
     Nothing is allocated or rebound after that.

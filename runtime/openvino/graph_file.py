@@ -74,7 +74,7 @@ _SCHEMA: Mapping[str, Mapping[str, tuple[int, Any]]] = {
 """Names and numbers of ONNX's own (onnx.proto). A list: repeated."""
 
 
-def _declared() -> Mapping[str, Any]:
+def _declare() -> Mapping[str, Any]:
     """A class for each message of the schema."""
     file = FileDescriptorProto(name="onnx_part", package="onnx_part")
     for name, fields in _SCHEMA.items():
@@ -96,7 +96,7 @@ def _declared() -> Mapping[str, Any]:
     }
 
 
-_MESSAGES = _declared()
+_MESSAGES = _declare()
 
 
 def read_model(data: bytes) -> Message:

@@ -125,7 +125,7 @@ class IntegerProducts:
             zero = op.constant(np.array(1 << bits - 1, np.uint8))
         else:
             zero = self._constant(zeros, bits, rows, blocks, 1)
-        # Of these operators OpenVINO knows that they undo rounding: it multiplies integers.
+        # OpenVINO knows that these operators undo rounding: it multiplies integers.
         kind = scales.get_element_type()
         centred = op.subtract(op.convert(weights, kind), op.convert(zero, kind))
         scaled = op.multiply(centred, op.reshape(scales, ints(rows, blocks, 1), False))
@@ -141,12 +141,12 @@ class IntegerProducts:
         name = node.get_friendly_name()
         raw = self._bytes_of(name) if in_file else np.array(node.get_data(), np.uint8).reshape(-1)
         if has_gaps := bool(blocks * each * bits % 8):  # a row ends within a byte
-            raw = _joined(raw.reshape(rows, -1), blocks * each)
+            raw = _join(raw.reshape(rows, -1), blocks * each)
         tensor = ov.Tensor(raw, ov.Shape([rows, blocks, each]), _TYPES[bits])
         return ov.op.Constant(tensor, shared_memory=in_file and not has_gaps).output(0)
 
 
-def _joined(raw: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+def _join(raw: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
     """Rows of `count` integers of 4 bits, the lower half of a byte first, without gaps."""
     halves = np.stack([raw & 15, raw >> 4], -1).reshape(len(raw), -1)[:, :count].reshape(-1)
     halves = np.append(halves, np.zeros(len(halves) % 2, np.uint8))

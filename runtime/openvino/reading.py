@@ -65,7 +65,7 @@ def read_graph(
     """OpenVINO's model, and what is known of it. Raises UserError.
 
     Also for a file that is not the graph of the manifest. weights: have to last as long as what is
-    compiled, since OpenVINO holds addresses alone. dynamic: the device takes computed shapes.
+    compiled, since OpenVINO holds only addresses. dynamic: the device takes computed shapes.
     """
     try:
         file = read_model(read_bytes(path, GRAPH_BYTES, REBUILD))
@@ -84,7 +84,7 @@ def read_graph(
     try:
         model = core.read_model(io.BytesIO(file.SerializeToString()))
         _put_weights(model, weights, spans)
-        names, writes = _left_to_the_host(model, [one.name for one in file.graph.output], caches)
+        names, writes = _leave_to_the_host(model, [one.name for one in file.graph.output], caches)
     except Exception as error:  # OpenVINO's exceptions share no narrower public base
         raise UserError(f"OpenVINO cannot read {path}: {_reason(error)}", REBUILD) from error
     inputs = {name: _kind(port) for port in model.inputs for name in port.get_names()}
@@ -99,7 +99,7 @@ def read_graph(
     return model, Read(frozenset(inputs), outputs, writes)
 
 
-def _left_to_the_host(
+def _leave_to_the_host(
     model: Any, names: Sequence[str], caches: CacheOperators
 ) -> tuple[list[str | None], dict[str, HostWrite]]:
     """Return what the host writes into caches in place of the caches. names: of all outputs.

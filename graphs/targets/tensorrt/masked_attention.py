@@ -18,7 +18,7 @@ from snapexport.contract.targets import MEASURED_SHAPES
 from snapexport.graphs.compression import Scores
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import cut, fresh, int64s, node, written
-from snapexport.graphs.targets.composed_attention import composed_attention, scaled
+from snapexport.graphs.targets.composed_attention import composed_attention, scale_query
 from snapexport.graphs.targets.masks import VisibleSlots
 from snapexport.graphs.targets.sinks import SinkSlots, take_sink
 from snapexport.graphs.targets.standard_attention import FoldedRows
@@ -61,7 +61,7 @@ def _with_cache(
     if sink is not None:
         _attend_beside_sink(graph, inputs, out, scores, sinks, sink)
     elif query.shape[0] > 1 and query.shape[2] > 1 and _is_fused(inputs, scores):
-        query = scaled(graph, query, scores.scale)
+        query = scale_query(graph, query, scores.scale)
         if past_key.shape[1] == 1:  # it refuses folded rows of a single head
             attended = node(graph, "Attention", [query, *caches, mask], scale=1.0)
         else:
@@ -121,13 +121,13 @@ def _attend(
     """
     query, *others = inputs
     if not _is_fused(inputs, scores):
-        queries, (key, value, mask) = scaled(graph, query, scores.scale), others
+        queries, (key, value, mask) = scale_query(graph, query, scores.scale), others
         attended = composed_attention(graph, [(queries, key)], value, mask, scores.softcap)
     elif query.shape[2] > 1:
-        states = [scaled(graph, query, scores.scale), *others]
+        states = [scale_query(graph, query, scores.scale), *others]
         attended = fused_by_kv_head(graph, states, is_causal)
     else:
-        states = [scaled(graph, query, scores.scale / EXACT_SCALE), *others]
+        states = [scale_query(graph, query, scores.scale / EXACT_SCALE), *others]
         attended = node(graph, "Attention", states, scale=EXACT_SCALE)
     node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 
@@ -142,7 +142,7 @@ def _attend_beside_sink(
 ) -> None:
     """The same beside a sink [H], with the mask always given."""
     query, key, value, mask = inputs
-    queries = scaled(graph, query, scores.scale)
+    queries = scale_query(graph, query, scores.scale)
     if query.shape[0] == 1 and _is_fused(inputs, scores, sink):
         extended = sinks.extended(queries, key, value, mask, sink)
         wide = fused_by_kv_head(graph, extended, False)
