@@ -30,69 +30,52 @@ Message = Any
 """A message of ONNX."""
 Rename = Callable[[str], str]
 
-_SCHEMA: Mapping[str, Mapping[str, tuple[int, Any]]] = {
-    "Model": {"graph": (7, "Graph"), "functions": (25, ["Function"])},
-    "Graph": {
-        "node": (1, ["Node"]),
-        "initializer": (5, ["Tensor"]),
-        "input": (11, ["Value"]),
-        "output": (12, ["Value"]),
-        "value_info": (13, ["Value"]),
-    },
-    "Node": {
-        "input": (1, [str]),
-        "output": (2, [str]),
-        "name": (3, str),
-        "op_type": (4, str),
-        "attribute": (5, ["Attribute"]),
-        "domain": (7, str),
-        "overload": (8, str),
-    },
-    "Attribute": {"name": (1, str), "i": (3, int), "g": (6, "Graph"), "ref_attr_name": (21, str)},
-    "Function": {
-        "name": (1, str),
-        "input": (4, [str]),
-        "output": (5, [str]),
-        "node": (7, ["Node"]),
-        "domain": (10, str),
-        "attribute_proto": (11, ["Attribute"]),
-        "overload": (13, str),
-    },
-    "Tensor": {
-        "dims": (1, [int]),
-        "data_type": (2, int),
-        "name": (8, str),
-        "external_data": (13, ["Entry"]),
-    },
-    "Entry": {"key": (1, str), "value": (2, str)},
-    "Value": {"name": (1, str), "type": (2, "Type")},
-    "Type": {"tensor_type": (1, "TensorType")},
-    "TensorType": {"elem_type": (1, int), "shape": (2, "Shape")},
-    "Shape": {"dim": (1, ["Dim"])},
-    "Dim": {"dim_value": (1, int)},
-}
-"""Names and numbers of ONNX's own (onnx.proto). A list: repeated."""
+_SCHEMA = """
+Model graph=7:Graph functions=25:Function*
+Graph node=1:Node* initializer=5:Tensor* input=11:Value* output=12:Value* value_info=13:Value*
+Node input=1:text* output=2:text* name=3:text op_type=4:text attribute=5:Attribute*
+Node domain=7:text overload=8:text
+Attribute name=1:text i=3:number g=6:Graph ref_attr_name=21:text
+Function name=1:text input=4:text* output=5:text* node=7:Node* domain=10:text
+Function attribute_proto=11:Attribute* overload=13:text
+Tensor dims=1:number* data_type=2:number name=8:text external_data=13:Entry*
+Entry key=1:text value=2:text
+Value name=1:text type=2:Type
+Type tensor_type=1:TensorType
+TensorType elem_type=1:number shape=2:Shape
+Shape dim=1:Dim*
+Dim dim_value=1:number
+"""
+"""Messages and fields with ONNX's own names and numbers (onnx.proto); *: repeated."""
+
+_TYPES = {"text": FieldDescriptorProto.TYPE_STRING, "number": FieldDescriptorProto.TYPE_INT64}
 
 
 def _declare() -> Mapping[str, Any]:
     """A class for each message of the schema."""
     file = FileDescriptorProto(name="onnx_part", package="onnx_part")
-    for name, fields in _SCHEMA.items():
-        message = file.message_type.add(name=name)
-        for field, (number, kind) in fields.items():
-            label, one = (3, kind[0]) if isinstance(kind, list) else (1, kind)
-            own = message.field.add(name=field, number=number, label=label)
-            if isinstance(one, str):
-                own.type, own.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".onnx_part.{one}"
-            else:
-                own.type = {
-                    str: FieldDescriptorProto.TYPE_STRING,
-                    int: FieldDescriptorProto.TYPE_INT64,
-                }[one]
+    messages: dict[str, Any] = {}
+    for line in _SCHEMA.split("\n")[1:-1]:
+        name, *fields = line.split()
+        if name not in messages:
+            messages[name] = file.message_type.add(name=name)
+        for field in fields:
+            numbered, kind = field.split(":")
+            own, number = numbered.split("=")
+            one = kind.removesuffix("*")
+            added = messages[name].field.add(name=own, number=int(number))
+            added.label = (
+                FieldDescriptorProto.LABEL_REPEATED
+                if kind.endswith("*")
+                else FieldDescriptorProto.LABEL_OPTIONAL
+            )
+            added.type = _TYPES.get(one, FieldDescriptorProto.TYPE_MESSAGE)
+            if one not in _TYPES:
+                added.type_name = f".onnx_part.{one}"
     pool = DescriptorPool()
     pool.Add(file)
     return {
-        name: GetMessageClass(pool.FindMessageTypeByName(f"onnx_part.{name}")) for name in _SCHEMA
+        name: GetMessageClass(pool.FindMessageTypeByName(f"onnx_part.{name}")) for name in messages
     }
 
 
