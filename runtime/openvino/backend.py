@@ -145,8 +145,8 @@ def _bind(request: Any, read: "Read", entry: GraphEntry, buffers: Buffers) -> Wo
         request.set_tensor(name, ov.Tensor(arrays[name], shared_memory=True))
     taken = {arrays[spec.name].ctypes.data for spec in entry.inputs}
     outputs, after = [], []
-    for number, (name, (shape, dtype)) in enumerate(read.outputs):
-        array = arrays[name] if name else np.zeros(shape, dtype)
+    for number, (output, (shape, dtype)) in enumerate(read.outputs):
+        array = arrays[output] if output else np.zeros(shape, dtype)
         # OpenVINO may write an output before it has read all inputs.
         if array.ctypes.data in taken:
             target, array = array, np.zeros(shape, dtype)
