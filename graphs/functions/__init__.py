@@ -1,7 +1,7 @@
 """Our operators, as ONNX model-local functions whose bodies are standard operators.
 
 The body is the definition. ONNX Runtime inlines it. TensorRT takes the body, or a plugin of the
-same name (graphs/targets/tensorrt/plugin_calls.py). A pass that appends a call says which body the
+same name (graphs/targets/tensorrt/votes.py). A pass that appends a call says which body the
 call needs (`passes/base.call`).
 """
 

@@ -9,19 +9,16 @@ import onnx
 
 from snapexport.contract.targets import Target
 from snapexport.graphs.passes.base import Pass
-from snapexport.graphs.targets.block_gather import BlockGather
 from snapexport.graphs.targets.collectives import Collectives, DistCollectives, add_groups
-from snapexport.graphs.targets.composed_experts import ComposedExperts
 from snapexport.graphs.targets.composed_linear_attention import ComposedLinearAttention
-from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
+from snapexport.graphs.targets.experts import ComposedExperts, MoE
+from snapexport.graphs.targets.fewer_nodes import FewerReshapes, SkipNorm
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
-from snapexport.graphs.targets.group_query_attention import GroupQueryAttention
+from snapexport.graphs.targets.group_query_attention import GroupQueryAttention, ValidSlots
+from snapexport.graphs.targets.integers import BlockGather, MatMulNBits
 from snapexport.graphs.targets.latent_attention import LatentAttention
 from snapexport.graphs.targets.linear_attention import LinearAttention
-from snapexport.graphs.targets.matmul_nbits import MatMulNBits
-from snapexport.graphs.targets.moe import MoE
-from snapexport.graphs.targets.sink_attention import AttentionBesideExperts, SinkAttention
-from snapexport.graphs.targets.skip_norm import SkipNorm
+from snapexport.graphs.targets.sinks import AttentionBesideExperts, SinkAttention
 from snapexport.graphs.targets.standard_attention import StandardAttention
 from snapexport.graphs.targets.tensorrt import (
     Dequantized,
@@ -31,7 +28,6 @@ from snapexport.graphs.targets.tensorrt import (
     allow_plugins,
     split_topk,
 )
-from snapexport.graphs.targets.valid_slots import ValidSlots
 from snapexport.graphs.targets.voted_prefix import VotedPrefix
 
 _COMPILED: tuple[Pass, ...] = (

@@ -1,4 +1,4 @@
-"""Products of a sub-chunk's tokens with each other, for linear attention (chunked_recurrence.py).
+"""Multiplies a sub-chunk's tokens with each other, for composed_linear_attention.py.
 
 Tensors are [N,B,G,H/G or 1,n,d]. Decays have d = 1, or d = dk where each row of a state has its
 own. Sums of decays are products with zeros and ones, so that nothing is cancelled.

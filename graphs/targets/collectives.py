@@ -4,7 +4,7 @@
     trace::AllGather(x)    -> all = AllGather(x), along axis 0; then parts go to their own axis
     trace::AllToAll(x)     -> theirs = AllToAll(x), of parts along axis 0
 
-Collectives gather along the first axis: there each rank's part lies together in memory.
+Collectives gather along the first axis: there each rank's part is together in memory.
 """
 
 from dataclasses import dataclass

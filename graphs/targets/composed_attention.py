@@ -54,7 +54,7 @@ def composed_attention(
     return [_reshape(graph, attended, batch, heads, rows, value.shape[3])]
 
 
-def scaled(graph: gs.Graph, query: gs.Tensor, scale: float) -> gs.Tensor:
+def scale_query(graph: gs.Graph, query: gs.Tensor, scale: float) -> gs.Tensor:
     """The queries times attention's scale, in their own type."""
     constant = gs.Constant(fresh(graph, "scale"), np.array(scale, np.float32))
     (factor,) = node(graph, "CastLike", [constant, query])

@@ -17,8 +17,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.passes.base import cut, int64s, linear_layers, node
+from snapexport.graphs.targets.group_query_attention import MICROSOFT
 
-_MICROSOFT = "com.microsoft"
 _FEW = range(8, 33)
 """Numbers of rows for which W as first operand is faster on a CPU. Fewer: equal. More: slower."""
 
@@ -37,15 +37,15 @@ def _rewrite(graph: gs.Graph, product: gs.Node, weight: gs.Tensor) -> None:
     *leading, width = rows.shape
     # 16-bit builds run on a GPU, which rearranges nothing.
     if math.prod(leading) not in _FEW or rows.dtype != np.float32:
-        _fused(graph, [rows, weight], [out])
+        _multiply(graph, [rows, weight], [out])
         return
     (flat,) = node(graph, "Reshape", [rows, int64s(graph, -1, width)])
-    columns = node(graph, "Transpose", _fused(graph, [weight, flat]), perm=[1, 0])
+    columns = node(graph, "Transpose", _multiply(graph, [weight, flat]), perm=[1, 0])
     node(graph, "Reshape", [*columns, int64s(graph, *leading, weight.shape[0])], [out])
 
 
-def _fused(
+def _multiply(
     graph: gs.Graph, factors: list[gs.Tensor], outputs: list[gs.Tensor] | None = None
 ) -> list[gs.Tensor]:
     """factors[0] @ factors[1]^T."""
-    return node(graph, "FusedMatMul", factors, outputs, domain=_MICROSOFT, transB=1)
+    return node(graph, "FusedMatMul", factors, outputs, domain=MICROSOFT, transB=1)

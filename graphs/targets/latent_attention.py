@@ -4,7 +4,7 @@ No target has an operator for them: queries are wider than values, and the keys 
 concatenation would copy the whole cache in each step; two products that are added do not.
 
 The builder of TensorRT for RTX 1.7 has a fused kernel for the expanded form, with values padded to
-the width of keys, but not behind a layer with experts, and every published model has these.
+the width of keys, but not after a layer with experts, and every published model has these.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,15 @@ import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node, on_the_host, written
-from snapexport.graphs.targets.composed_attention import composed_attention, scaled
-from snapexport.graphs.targets.visible_slots import VisibleSlots
-from snapexport.graphs.targets.window_masks import row_positions
+from snapexport.graphs.targets.composed_attention import composed_attention, scale_query
+from snapexport.graphs.targets.masks import VisibleSlots, row_positions
 
 
 @dataclass(frozen=True)
 class LatentAttention:
     """Replaces every latent marker. Runs before the target's own attention.
 
-    prefix: what is appended to a cache reads the prefix up to itself alone, for runtimes that can
+    prefix: what is appended to a cache reads only the prefix up to itself, for runtimes that can
     slice by a computed length. Otherwise it reads the whole cache, as a ring's steps do.
     """
 
@@ -75,7 +74,7 @@ class LatentAttention:
         c_kv, k_rope = latents
         keys, values = _expanded(graph, c_kv, *up) if up else (c_kv, c_kv)
         parts = (0, keys.shape[3]), (keys.shape[3], query.shape[3])
-        queries = [scaled(graph, _columns(graph, query, *part), scale) for part in parts]
+        queries = [scale_query(graph, _columns(graph, query, *part), scale) for part in parts]
         products = list(zip(queries, (keys, k_rope), strict=True))
         attended = composed_attention(graph, products, values, mask)
         node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])

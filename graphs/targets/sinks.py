@@ -1,15 +1,24 @@
-"""Attention's learned sinks: a further score of each head (gpt-oss), beside those of the keys.
+"""Adds attention's learned sinks: a further score of each head (gpt-oss), beside those of the keys.
 
 A row's weights over its keys and its head's sink add up to 1, and the sink's share goes to no
 value. Such a sink is no position and has no cache slot, unlike the L_sink first positions.
+
+ONNX's Attention has no sinks: for runtimes of standard operators attention beside them is composed.
+ONNX Runtime's own operator takes them, and leaves only the rings that are read whole.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
 from snapexport.contract.targets import SINK_CHANNELS
-from snapexport.graphs.passes.base import fresh, has_sink, int64s, node
+from snapexport.graphs.compression import Scores
+from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, EXPERTS, TRACE_DOMAIN
+from snapexport.graphs.passes.base import cut, fresh, has_sink, int64s, node, written
+from snapexport.graphs.targets.composed_attention import composed_attention, scale_query
+from snapexport.graphs.targets.masks import VisibleSlots
 
 
 def take_sink(marker: gs.Node) -> gs.Tensor | None:
@@ -62,8 +71,8 @@ class SinkSlots:
     def _with_slot(self, states: gs.Tensor, row: NDArray[np.float32]) -> gs.Tensor:
         """States [1,Hkv,S,D] -> [1,Hkv,S+1,D+8], the last cache slot being `row`."""
         graph, (batch, kv_heads, slots, width) = self._graph, states.shape
-        behind = int64s(graph, *[0] * 7, SINK_CHANNELS)
-        padded = node(graph, "Pad", [states, behind])
+        after = int64s(graph, *[0] * 7, SINK_CHANNELS)
+        padded = node(graph, "Pad", [states, after])
         shape = int64s(graph, batch, kv_heads, 1, len(row))
         rows = node(graph, "Expand", [self._typed(row, states), shape])
         wide = (batch, kv_heads, slots + 1, width + SINK_CHANNELS)
@@ -88,3 +97,46 @@ def _one(at: int, count: int) -> NDArray[np.float32]:
     values = np.zeros(count, np.float32)
     values[at] = 1
     return values
+
+
+@dataclass(frozen=True)
+class SinkAttention:
+    """Replaces every marker with a sink that earlier passes left. Others stay."""
+
+    def apply(self, graph: gs.Graph) -> None:
+        masks = VisibleSlots(graph)
+        for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
+            sink = take_sink(marker)
+            if sink is not None:
+                _rewrite(graph, marker, masks, sink)
+
+
+@dataclass(frozen=True)
+class AttentionBesideExperts:
+    """Replaces every marker of a model with experts (MoE), for compilers.
+
+    The builder of TensorRT for RTX 1.7 takes its fused kernel for some graphs with experts, and
+    refuses those of real sizes.
+    """
+
+    def apply(self, graph: gs.Graph) -> None:
+        if not any((n.domain, n.op) == (TRACE_DOMAIN, EXPERTS) for n in graph.nodes):
+            return
+        masks = VisibleSlots(graph)
+        for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
+            _rewrite(graph, marker, masks, take_sink(marker))
+
+
+def _rewrite(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sink: gs.Tensor | None) -> None:
+    scores, window = Scores.of(marker), int(marker.attrs["window"])
+    has_cache = marker.op == CACHE_ATTENTION
+    (query, key, value, *place), (out, *present) = cut(graph, marker)
+    rows, slots, valid = query.shape[2], key.shape[2], None
+    if has_cache:
+        past_key, past_value, slot, valid = place
+        key, value = written(graph, [past_key, past_value], [key, value], slot, present)
+        slots = past_key.shape[2]
+    mask = masks.mask(valid, rows, slots, window)
+    products = [(scale_query(graph, query, scores.scale), key)]
+    attended = composed_attention(graph, products, value, mask, scores.softcap, sink)
+    node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])

@@ -9,14 +9,53 @@ import onnx_graphsurgeon as gs
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import cut, int64s, node, written
 from snapexport.graphs.passes.storage import cast
-from snapexport.graphs.targets.composed_attention import scaled
-from snapexport.graphs.targets.folded_rows import FoldedRows
-from snapexport.graphs.targets.window_masks import WindowMasks
+from snapexport.graphs.targets.composed_attention import scale_query
+from snapexport.graphs.targets.masks import WindowMasks
 
 _NONE = gs.Variable.empty
 
 _NARROW_HEAD = 64
 _MIB = 1 << 20
+
+
+class FoldedRows:
+    """Folds the query heads of a KV head into rows, so that keys and values are read once.
+
+    ONNX Runtime's and TensorRT's operators else go through the keys, or copy them, for each query
+    head. Layers of a graph share a mask, and its folded form.
+    """
+
+    def __init__(self, graph: gs.Graph) -> None:
+        self._graph = graph
+        self._masks: dict[tuple[str, int], gs.Tensor] = {}
+
+    def attention(
+        self, inputs: list[gs.Tensor], mask: gs.Tensor, **attributes: Any
+    ) -> list[gs.Tensor]:
+        """Attention of (query [B,H,C,D], key, value [B,Hkv,S,D]) under a mask: [B,H,C,D].
+
+        mask: bool [B,1,C,S], true where attended to.
+        """
+        query, key, value = inputs
+        (batch, heads, rows, head_dim), kv_heads = query.shape, key.shape[1]
+        group = heads // kv_heads
+        shape = int64s(self._graph, batch, kv_heads, group * rows, head_dim)
+        folded = node(self._graph, "Reshape", [query, shape])
+        states = [*folded, key, value, self._mask(mask, group, rows)]
+        attended = node(self._graph, "Attention", states, **attributes)
+        unfolded = int64s(self._graph, batch, heads, rows, value.shape[3])
+        return node(self._graph, "Reshape", [*attended, unfolded])
+
+    def _mask(self, mask: gs.Tensor, group: int, rows: int) -> gs.Tensor:
+        """The mask once for each query head of a group: bool [B,1,G*C,S]."""
+        if group == 1:
+            return mask
+        if (mask.name, group) not in self._masks:
+            # ONNX Runtime's CUDA provider has no Tile of booleans.
+            (copies,) = node(self._graph, "Expand", [mask, int64s(self._graph, 1, group, 1, 1)])
+            folded = int64s(self._graph, 0, 1, group * rows, -1)
+            (self._masks[mask.name, group],) = node(self._graph, "Reshape", [copies, folded])
+        return self._masks[mask.name, group]
 
 
 @dataclass(frozen=True)
@@ -97,7 +136,7 @@ def _decode_attention(
 ) -> None:
     """Attention of one query per head, without a mask.
 
-    ONNX Runtime's product of one row reads keys in fp32 as they lie if it has no factor, and
+    ONNX Runtime's product of one row reads keys in fp32 as they are stored if it has no factor, and
     rearranges them in each step if it has one: queries are scaled before. Its price is that each
     query head reads its KV head's keys by itself, from the processor's cache if they fit into it.
     Else a KV head's query heads are folded into rows, so that keys are read once for all of them.
@@ -105,7 +144,7 @@ def _decode_attention(
     batch, heads, _, head_dim = query.shape
     _, kv_heads, slots, _ = inputs[0].shape
     if query.dtype == np.float32 and (heads == kv_heads or _fits_cache(slots, head_dim)):
-        queries, scores = [scaled(graph, query, scores["scale"])], scores | {"scale": 1.0}
+        queries, scores = [scale_query(graph, query, scores["scale"])], scores | {"scale": 1.0}
     else:
         rows = int64s(graph, batch, kv_heads, heads // kv_heads, head_dim)
         queries = node(graph, "Reshape", [query, rows])

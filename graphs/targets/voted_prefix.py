@@ -1,4 +1,4 @@
-"""Gives votes only the keys up to the prompt's end, or to that of what is repeated behind it.
+"""Gives votes only the keys up to the prompt's end, or to that of what is repeated after it.
 
 A vote reads every position of a full-length cache, which for a short prompt is mostly padding. ONNX
 Runtime takes tensors of a computed size. TensorRT does not, but its plugin stops at the prompt's

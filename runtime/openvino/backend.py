@@ -1,16 +1,20 @@
 """Runs a build's graphs with OpenVINO (a `GraphBackend`): on a CPU, a GPU or an NPU of Intel's.
 
-Caches lie in the host's memory. Knows no batch slot and no cache policy.
+Caches are in the host's memory. Knows no batch slot and no cache policy.
 """
 
+import ctypes
 import logging
 from functools import cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import REBUILD, GraphName
+from snapexport.contract.manifest import REBUILD, GraphEntry, GraphName
 from snapexport.errors import UserError, first_line, needs_extra
-from snapexport.runtime.engine.backend import Buffers, GraphError, Work, require_threads
+from snapexport.runtime.engine.backend import Buffer, Buffers, GraphError, Work, require_threads
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.engine.host_memory import HostMemory
 from snapexport.runtime.engine.openvino_options import PRECISIONS
@@ -18,7 +22,6 @@ from snapexport.runtime.engine.openvino_options import PRECISIONS
 with needs_extra("openvino"):
     import openvino as ov
 
-    from snapexport.runtime.openvino.binding import bind
     from snapexport.runtime.openvino.reading import Read, read_graph
     from snapexport.runtime.openvino.weights import MappedWeights
 
@@ -73,7 +76,7 @@ class OpenVinoBackend:
             self._compiled[graph] = self._compile(graph)
         read, compiled = self._compiled[graph]
         entry = self._build.manifest.graphs[graph]
-        work = bind(compiled.create_infer_request(), read, entry, buffers)
+        work = _bind(compiled.create_infer_request(), read, entry, buffers)
 
         def run() -> None:
             try:
@@ -130,3 +133,61 @@ def _require(device: str, precision: str) -> None:
             f"this {device} does not calculate in {precision}",
             "leave --precision out: it calculates in f32",
         )
+
+
+def _bind(request: Any, read: "Read", entry: GraphEntry, buffers: Buffers) -> Work:
+    """Return what runs a request over buffers, and then writes what is new into the caches.
+
+    Nothing is allocated or rebound after that.
+    """
+    arrays = {spec.name: _array(buffers[spec.name]) for spec in (*entry.inputs, *entry.outputs)}
+    for name in read.inputs:
+        request.set_tensor(name, ov.Tensor(arrays[name], shared_memory=True))
+    taken = {arrays[spec.name].ctypes.data for spec in entry.inputs}
+    outputs, after = [], []
+    for number, (output, (shape, dtype)) in enumerate(read.outputs):
+        array = arrays[output] if output else np.zeros(shape, dtype)
+        # OpenVINO may write an output before it has read all inputs.
+        if array.ctypes.data in taken:
+            target, array = array, np.zeros(shape, dtype)
+            after.append(_copy(target, array))
+        request.set_output_tensor(number, ov.Tensor(array, shared_memory=True))
+        outputs.append(array)
+    for present, write in read.writes.items():
+        after.append(_write(arrays[present], outputs[write.states], outputs[write.start]))
+
+    def run() -> None:
+        request.start_async()
+        request.wait()
+        for work in after:
+            work()
+
+    return run
+
+
+def _copy(target: NDArray[Any], source: NDArray[Any]) -> Work:
+    def copy() -> None:
+        target[...] = source
+
+    return copy
+
+
+def _write(cache: NDArray[Any], states: NDArray[Any], start: NDArray[Any]) -> Work:
+    """Write each row's new states into its cache [B,H,S,D]."""
+    rows, count = range(len(cache)), states.shape[2]
+
+    def write() -> None:
+        for row in rows:
+            first = start[row]
+            cache[row, :, first : first + count] = states[row]
+
+    return write
+
+
+def _array(buffer: Buffer) -> NDArray[Any]:
+    """A buffer's memory. A loaded weight has an address and no array."""
+    if buffer.array is not None:
+        return buffer.array
+    raw = (ctypes.c_uint8 * buffer.nbytes).from_address(buffer.address)
+    flat = np.ctypeslib.as_array(raw)
+    return flat.view(np.dtype(buffer.dtype)).reshape(buffer.shape)

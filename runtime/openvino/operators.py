@@ -1,258 +1,154 @@
-"""Converts the operators that OpenVINO's reader of ONNX does not know: cache writes and attention.
+"""Converts TopK and products with weights of integers; helpers of all conversions.
 
-A KV head's query heads are folded into rows, so that keys and values are never repeated in memory.
+The weights of MatMulNBits stay where they are mapped. OpenVINO's own conversion takes weights that
+the graph holds, and copies them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import openvino.opset14 as op
+from numpy.typing import NDArray
 from openvino.frontend.onnx import ConversionExtension
 
 from snapexport.contract.names import DOMAIN
-from snapexport.runtime.openvino.cache_writes import CACHE_ATTENTION
-from snapexport.runtime.openvino.top_operators import TOP_EXTENSIONS
-from snapexport.runtime.openvino.values import Value, ints, numbers_to, optional, scalar, size
+from snapexport.runtime.openvino.graph_file import TOP_SET, TOP_VALUES
 
-HIDDEN = -60_000.0
-"""Added to hidden scores. fp16 has it; the softmax of a row that sees nothing is no NaN."""
+Value = Any
+"""An output of a node of OpenVINO's."""
 
-
-class Operators:
-    """The conversions of one graph, whose layers share their masks."""
-
-    def __init__(self, *, dynamic: bool) -> None:
-        """dynamic: the device takes computed shapes, so that a chunk pays for its past alone."""
-        self._dynamic = dynamic
-        self._shared: dict[tuple[Any, ...], Value] = {}
-
-    def extensions(self) -> list[ConversionExtension]:
-        """What OpenVINO's reader is given."""
-        return [
-            *TOP_EXTENSIONS,
-            ConversionExtension("TensorScatter", "", _tensor_scatter),
-            ConversionExtension("Attention", "", self._attention),
-            ConversionExtension(CACHE_ATTENTION, DOMAIN, self._cache_attention),
-        ]
-
-    def _attention(self, node: Any) -> list[Value]:
-        query, key, value = (node.get_input(at) for at in range(3))
-        mask, valid = optional(node, 3), optional(node, 6)
-        causal = bool(node.get_attribute("is_causal", 0))
-        rows, slots = size(query, 2), size(key, 2)
-        bias = self._bias(query, mask, valid, rows, slots, causal=causal)
-        return self._attend(node, query, [(key, value, bias)])
-
-    def _cache_attention(self, node: Any) -> list[Value]:
-        query, past_key, new_key, past_value, new_value, start = (
-            node.get_input(at) for at in range(6)
-        )
-        mask, valid = optional(node, 6), optional(node, 7)
-        causal = bool(node.get_attribute("is_causal", 0))
-        rows, slots, count = size(query, 2), size(past_key, 2), size(new_key, 2)
-        if causal and rows == count and self._dynamic and size(query, 0) == 1:
-            # Its rows are the last valid cache slots, and all before them are seen.
-            bias = self._chunk_bias(query, mask, start, rows, slots)
-            key, value = (
-                self._followed(past, new, start)
-                for past, new in ((past_key, new_key), (past_value, new_value))
-            )
-            return self._attend(node, query, [(key, value, bias)])
-        bias = self._bias(query, mask, valid, rows, slots, causal=causal)
-        before, after = self._split(query, bias, start, rows, slots, count)
-        parts = [(past_key, past_value, before), (new_key, new_value, after)]
-        return self._attend(node, query, parts)
-
-    def _attend(
-        self, node: Any, query: Value, parts: Sequence[tuple[Value, Value, Value | None]]
-    ) -> list[Value]:
-        """Attention to keys and values that lie in several places."""
-        batch, heads, rows, width = (size(query, at) for at in range(4))
-        kv_heads = size(parts[0][0], 1)
-        group = heads // kv_heads
-        scale = node.get_attribute("scale", 0.0) or width**-0.5
-        softcap = node.get_attribute("softcap", 0.0)
-        folded = op.reshape(query, ints(batch, kv_heads, group * rows, width), False)
-        biases = [self._folded(bias, kv_heads, group, rows) for *_, bias in parts]
-        scaled = op.multiply(folded, scalar(scale, query))
-        if len(parts) == 1 and not softcap:
-            ((key, value, _),) = parts
-            bias = biases[0] if biases[0] is not None else scalar(0.0, query)
-            one = scalar(1.0, query)
-            out = op.scaled_dot_product_attention(scaled, key, value, bias, one, causal=False)
-        else:
-            scores = [
-                _scores(scaled, key, bias, softcap)
-                for (key, *_), bias in zip(parts, biases, strict=True)
-            ]
-            shares = op.softmax(op.concat(scores, -1), -1)
-            out = _weighted(shares, [value for _, value, _ in parts])
-        width = size(parts[0][1], 3)
-        return [op.reshape(out, ints(batch, heads, rows, width), False).output(0)]
-
-    def _bias(
-        self,
-        query: Value,
-        mask: Value | None,
-        valid: Value | None,
-        rows: int,
-        slots: int,
-        *,
-        causal: bool,
-    ) -> Value | None:
-        """What is added to scores: [B,1 or H,rows,slots]. None: nothing is hidden."""
-        key = "bias", _id(mask), _id(valid), rows, slots, causal, query.get_element_type()
-        return self._share(key, lambda: _bias(query, mask, valid, rows, slots, causal))
-
-    def _chunk_bias(
-        self, query: Value, mask: Value | None, start: Value, rows: int, slots: int
-    ) -> Value:
-        """Of rows that follow `start` positions, to these and to themselves."""
-
-        def make() -> Value:
-            ahead = np.triu(np.full((1, 1, rows, rows), HIDDEN, np.float32), 1)
-            own = op.convert_like(op.constant(ahead), query).output(0)
-            bias = self._bias(query, mask, None, rows, slots, causal=False)
-            if bias is None:
-                shape = op.concat([ints(1, 1, rows), start], 0)
-                before = op.broadcast(scalar(0.0, query), shape)
-            else:
-                before = self._prefix(bias, start, axis=3)
-                own = op.add(own, _columns(bias, start, rows))
-            return op.concat([before, own], 3).output(0)
-
-        key = "chunk", _id(mask), _id(start), rows, slots, query.get_element_type()
-        return self._share(key, make)
-
-    def _split(
-        self, query: Value, bias: Value | None, start: Value, rows: int, slots: int, count: int
-    ) -> tuple[Value, Value | None]:
-        """The bias of the cache as it was, without what is written over, and of the new states."""
-
-        def before() -> Value:
-            first = op.reshape(start, ints(-1, 1, 1, 1), False)
-            place = op.subtract(numbers_to(slots), first)
-            over = op.logical_and(op.greater_equal(place, ints(0)), op.less(place, ints(count)))
-            hidden = op.select(over, scalar(HIDDEN, query), scalar(0.0, query))
-            return (hidden if bias is None else op.minimum(hidden, bias)).output(0)
-
-        key = _id(bias), _id(start), rows, slots, count, query.get_element_type()
-        after = None
-        if bias is not None:
-            after = self._share(("after", *key), lambda: _columns(bias, start, count))
-        return self._share(("before", *key), before), after
-
-    def _folded(self, bias: Value | None, kv_heads: int, group: int, rows: int) -> Value | None:
-        """The bias of folded rows."""
-        if bias is None or group == 1 or (rows == 1 and size(bias, 1) == 1):
-            return bias
-
-        def make() -> Value:
-            if size(bias, 1) == 1:
-                return op.tile(bias, ints(1, 1, group, 1)).output(0)
-            return op.reshape(bias, ints(0, kv_heads, group * rows, -1), True).output(0)
-
-        return self._share(("folded", _id(bias), group), make)
-
-    def _followed(self, past: Value, new: Value, start: Value) -> Value:
-        """The first `start` states of a cache, and new ones: [1,H,start + C,D].
-
-        Joined as [H,T,D]: four dimensions OpenVINO takes for an image's, whose channels it would
-        move to the end and back.
-        """
-        heads, width = size(past, 1), size(past, 3)
-        before, after = (op.reshape(one, ints(heads, -1, width), False) for one in (past, new))
-        states = op.concat([self._prefix(before, start, axis=1), after], 1)
-        return op.unsqueeze(states, ints(0)).output(0)
-
-    def _prefix(self, tensor: Value, count: Value, axis: int) -> Value:
-        return op.slice(tensor, ints(0), count, ints(1), ints(axis)).output(0)
-
-    def _share(self, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
-        if key not in self._shared:
-            self._shared[key] = make()
-        return self._shared[key]
+_TYPES = {4: ov.Type.u4, 8: ov.Type.u8}
 
 
-def _tensor_scatter(node: Any) -> list[Value]:
-    """Write `new` [B,H,C,D] into `past` [B,H,S,D], from cache slot start [B] on."""
-    past, new, start = (node.get_input(at) for at in range(3))
-    batch, heads, slots, width = (size(past, at) for at in range(4))
-    count = size(new, 2)
-    first = op.reshape(start, ints(-1, 1, 1), False)
-    begins = op.constant(np.arange(batch * heads, dtype=np.int64).reshape(batch, heads, 1) * slots)
-    offsets = op.constant(np.arange(count, dtype=np.int64))
-    places = op.reshape(op.add(op.add(begins, first), offsets), ints(-1), False)
-    rows = op.reshape(past, ints(batch * heads * slots, width), False)
-    states = op.reshape(new, ints(batch * heads * count, width), False)
-    written = op.scatter_update(rows, places, states, ints(0))
-    return [op.reshape(written, ints(batch, heads, slots, width), False).output(0)]
+def ints(*values: int) -> Value:
+    """Int64 [n]."""
+    return op.constant(np.array(values, np.int64)).output(0)
 
 
-def _bias(
-    query: Value, mask: Value | None, valid: Value | None, rows: int, slots: int, causal: bool
-) -> Value | None:
-    bias: Value | None = None
-    if valid is not None or causal:
-        end = ints(slots) if valid is None else op.reshape(valid, ints(-1, 1, 1, 1), False)
-        if causal:  # a row sees the cache slots up to its own; the last row's is the last valid one
-            last = ints(rows) if valid is None else end
-            end = op.add(last, op.constant(np.arange(1 - rows, 1)[:, None]))
-        bias = op.select(op.less(numbers_to(slots), end), scalar(0.0, query), scalar(HIDDEN, query))
-    if mask is not None and mask.get_element_type() == ov.Type.boolean:
-        mask = op.select(mask, scalar(0.0, query), scalar(HIDDEN, query))
-    given = [one for one in (bias, mask) if one is not None]
-    if not given:
-        return None
-    total = op.add(*given) if len(given) > 1 else op.convert_like(given[0], query)
-    if missing := list(range(4 - len(total.get_output_partial_shape(0)))):
-        total = op.unsqueeze(total, ints(*missing))
-    # A mask that the graph computes may not know its size.
-    return op.reshape(total, ints(0, 0, rows, slots), True).output(0)
+def scalar(value: float, like: Value) -> Value:
+    """A scalar of another value's type."""
+    return op.constant(value, like.get_element_type()).output(0)
 
 
-def _scores(query: Value, key: Value, bias: Value | None, softcap: float) -> Value:
-    if _is_one(key):
-        scores = op.reduce_sum(op.multiply(query, key), ints(-1), True)
-    else:
-        scores = op.matmul(query, key, False, True)
-    if softcap:
-        limit = scalar(softcap, query)
-        scores = op.multiply(op.tanh(op.divide(scores, limit)), limit)
-    return scores if bias is None else op.add(scores, bias)
+def size(value: Value, axis: int) -> int:
+    """A dimension that is known."""
+    return int(value.get_partial_shape()[axis].get_length())
 
 
-def _weighted(shares: Value, values: Sequence[Value]) -> Value:
-    """The sum of values that lie in several places, by their shares."""
-    if len(values) == 1:  # whose number may be computed
-        return op.matmul(shares, values[0], False, False)
-    ends = np.cumsum([size(value, 2) for value in values])
-    total = None
-    for value, end in zip(values, ends, strict=True):
-        begin = int(end) - size(value, 2)
-        part = op.slice(shares, ints(begin), ints(int(end)), ints(1), ints(3))
-        one = _is_one(value)
-        product = op.multiply(part, value) if one else op.matmul(part, value, False, False)
-        total = product if total is None else op.add(total, product)
-    return total
-
-
-def _is_one(states: Value) -> bool:
-    """Whether it is a single token's, which needs no product of matrices."""
-    count = states.get_partial_shape()[2]
-    return bool(count.is_static and count.get_length() == 1)
-
-
-def _columns(bias: Value, start: Value, count: int) -> Value:
-    """The bias of `count` cache slots from start [B] on: [B,1 or H,rows,count]."""
-    # Not a Gather with indices for each row: its code read beyond them, and crashed (2026.4).
-    places = op.add(op.reshape(start, ints(-1, 1, 1, 1, 1), False), ints(*range(count)))
-    numbers = op.reshape(numbers_to(size(bias, 3)), ints(-1, 1), False)
-    columns = op.select(op.equal(numbers, places), op.unsqueeze(bias, ints(4)), scalar(0.0, bias))
-    return op.reduce_sum(columns, ints(3)).output(0)
-
-
-def _id(value: Value | None) -> Any:
+def identity(value: Value | None) -> Any:
+    """What distinguishes a value from others of its graph; None: none."""
     return value and (value.get_node().get_name(), value.get_index())
+
+
+def optional(node: Any, at: int) -> Value | None:
+    """An input that may be absent."""
+    if at >= node.get_input_size():
+        return None
+    value = node.get_input(at)
+    return None if value.get_node().get_type_name() == "NullNode" else value
+
+
+def _top_k(node: Any) -> list[Value]:
+    """Of equal values the one with the lower index comes first, as ONNX has it."""
+    return _top(node, stable=True)
+
+
+def _top_values(node: Any) -> list[Value]:
+    return _top(node, stable=False)
+
+
+def _top(node: Any, *, stable: bool) -> list[Value]:
+    mode = "max" if node.get_attribute("largest", 1) else "min"
+    axis, count = node.get_attribute("axis", -1), _count(node)
+    values = node.get_input(0)
+    top = op.topk(values, count, axis, mode, "value", index_element_type="i64", stable=stable)
+    return list(top.outputs())
+
+
+def _top_set(node: Any) -> list[Value]:
+    """Of the values that equal the lowest one kept, the first are kept: along the last axis."""
+    values, count = node.get_input(0), _count(node)
+    shape = values.get_partial_shape()
+    size = shape[len(shape) - 1].get_length()
+    top = op.topk(values, count, -1, "max", "value", index_element_type="i64").output(0)
+    least = op.reduce_min(top, ints(-1), True)
+    above, equal = op.greater(values, least), op.equal(values, least)
+    room = op.subtract(count, op.reduce_sum(_numbers(above), ints(-1), True))
+    nth = op.cumsum(_numbers(equal), op.constant(np.int64(-1)))
+    kept = op.logical_or(above, op.logical_and(equal, op.less_equal(nth, room)))
+    # Each place has a number of its own, so that none of these are equal.
+    places = op.constant(np.arange(size, 0, -1, dtype=np.int32))
+    order = op.select(kept, places, op.constant(np.int32(0)))
+    chosen = op.topk(order, count, -1, "max", "value", index_element_type="i64").output(1)
+    return [op.gather_elements(values, chosen, -1).output(0), chosen]
+
+
+def _count(node: Any) -> Any:
+    return op.reshape(node.get_input(1), ints(), False)
+
+
+def _numbers(truths: Any) -> Any:
+    return op.convert(truths, "i64")
+
+
+TOP_EXTENSIONS = (
+    ConversionExtension("TopK", "", _top_k),
+    ConversionExtension(TOP_SET, DOMAIN, _top_set),
+    ConversionExtension(TOP_VALUES, DOMAIN, _top_values),
+)
+"""For TopK, and for what graph_file.py makes of those in functions."""
+
+
+class IntegerProducts:
+    """Products with integers in one graph.
+
+    bytes_of: a weight's bytes by name, if they are in a file.
+    """
+
+    def __init__(self, bytes_of: Callable[[str], NDArray[np.uint8]]) -> None:
+        self._bytes_of = bytes_of
+
+    def extension(self) -> ConversionExtension:
+        """Return what OpenVINO's reader needs."""
+        return ConversionExtension("MatMulNBits", "com.microsoft", self._product)
+
+    def _product(self, node: Any) -> list[Value]:
+        rows, width, bits, block = (
+            node.get_attribute(name) for name in ("N", "K", "bits", "block_size")
+        )
+        blocks = -(-width // block)
+        scales, zeros = node.get_input(2), optional(node, 3)
+        weights = self._constant(node.get_input(1), bits, rows, blocks, block)
+        if zeros is None:
+            zero = op.constant(np.array(1 << bits - 1, np.uint8))
+        else:
+            zero = self._constant(zeros, bits, rows, blocks, 1)
+        # OpenVINO knows that these operators undo rounding: it multiplies integers.
+        kind = scales.get_element_type()
+        centred = op.subtract(op.convert(weights, kind), op.convert(zero, kind))
+        scaled = op.multiply(centred, op.reshape(scales, ints(rows, blocks, 1), False))
+        whole = op.reshape(scaled, ints(rows, blocks * block), False)
+        if blocks * block > width:
+            whole = op.slice(whole, ints(0), ints(width), ints(1), ints(1))
+        return [op.matmul(node.get_input(0), whole, False, True).output(0)]
+
+    def _constant(self, value: Value, bits: int, rows: int, blocks: int, each: int) -> Value:
+        """The integers [rows,blocks,each] of a weight."""
+        node = value.get_node()
+        in_file = node.get_type_name() != "Constant"
+        name = node.get_friendly_name()
+        raw = self._bytes_of(name) if in_file else np.array(node.get_data(), np.uint8).reshape(-1)
+        if has_gaps := bool(blocks * each * bits % 8):  # a row ends within a byte
+            raw = _join(raw.reshape(rows, -1), blocks * each)
+        tensor = ov.Tensor(raw, ov.Shape([rows, blocks, each]), _TYPES[bits])
+        return ov.op.Constant(tensor, shared_memory=in_file and not has_gaps).output(0)
+
+
+def _join(raw: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+    """Rows of `count` integers of 4 bits, the lower half of a byte first, without gaps."""
+    halves = np.stack([raw & 15, raw >> 4], -1).reshape(len(raw), -1)[:, :count].reshape(-1)
+    halves = np.append(halves, np.zeros(len(halves) % 2, np.uint8))
+    joined: NDArray[np.uint8] = halves[::2] | halves[1::2] << 4
+    return joined

@@ -1,28 +1,29 @@
-"""Reads a graph of a build into OpenVINO: functions inlined, weights mapped, caches only read."""
+"""Reads a graph of a build into OpenVINO: weights mapped, and caches only read."""
 
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
-import openvino.opset14 as op
+import openvino.opset16 as op
 
 from snapexport.contract.manifest import REBUILD, GraphEntry, TensorSpec
 from snapexport.errors import UserError, first_line
-from snapexport.files.protobuf import Message
 from snapexport.files.untrusted import GRAPH_BYTES, read_bytes
-from snapexport.runtime.openvino.cache_writes import CacheWrite, without_writes
-from snapexport.runtime.openvino.inlining import inlined
-from snapexport.runtime.openvino.integer_products import IntegerProducts
-from snapexport.runtime.openvino.operators import Operators
-from snapexport.runtime.openvino.schema import Graph, Value, graph_of
-from snapexport.runtime.openvino.top_sets import with_top_sets
-from snapexport.runtime.openvino.values import ints
-from snapexport.runtime.openvino.weights import MappedWeights, WeightSpan, split_weights
+from snapexport.runtime.openvino.attention import CacheOperators
+from snapexport.runtime.openvino.graph_file import inline, mark_top_sets, read_model, take_weights
+from snapexport.runtime.openvino.operators import (
+    TOP_EXTENSIONS,
+    IntegerProducts,
+    Value,
+    identity,
+    ints,
+)
+from snapexport.runtime.openvino.weights import MappedWeights, WeightSpan
 
 _PLACES = "Exception from", "Check '", "FrontEnd API failed", "Model wasn't fully", "--"
 """How lines of OpenVINO's messages begin that say where, and not why."""
@@ -35,16 +36,27 @@ Kind = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 @dataclass(frozen=True)
+class HostWrite:
+    """What the host writes into a cache: the numbers of the outputs that have it.
+
+    states: new keys or values, [B,H,C,D]. start: their first cache slot in each row, int64 [B].
+    """
+
+    states: int
+    start: int
+
+
+@dataclass(frozen=True)
 class Read:
     """What is known of a graph after its model was compiled and let go of, with its weights.
 
-    inputs: names of those that it reads. outputs: shapes and types by name. writes: outputs of the
-    file that it has no more, and what takes the place of each.
+    inputs: names of those that it reads. outputs: in OpenVINO's order, by the file's names; None:
+    the host writes it into caches. writes: by the file's outputs that it has no more.
     """
 
     inputs: frozenset[str]
-    outputs: Mapping[str, Kind]
-    writes: Mapping[str, CacheWrite]
+    outputs: Sequence[tuple[str | None, Kind]]
+    writes: Mapping[str, HostWrite]
 
 
 def read_graph(
@@ -53,35 +65,68 @@ def read_graph(
     """OpenVINO's model, and what is known of it. Raises UserError.
 
     Also for a file that is not the graph of the manifest. weights: have to last as long as what is
-    compiled, since OpenVINO holds addresses alone. dynamic: the device takes computed shapes.
+    compiled, since OpenVINO holds only addresses. dynamic: the device takes computed shapes.
     """
     try:
-        model = Message.read(read_bytes(path, GRAPH_BYTES, REBUILD))
-        model = inlined(with_top_sets(model))
-        named = {value.text(Value.NAME) for value in graph_of(model).messages(Graph.INPUT)}
-        model, spans = split_weights(model, path.parent)
-        model, writes = without_writes(model)
+        file = read_model(read_bytes(path, GRAPH_BYTES, REBUILD))
+        mark_top_sets(file)
+        inline(file)
+        named = {value.name for value in file.graph.input}
+        spans = take_weights(file.graph, path.parent)
     except (ValueError, KeyError, IndexError, RecursionError) as error:
         raise UserError(
             f"{path} is no graph of this target: {first_line(error)}", REBUILD
         ) from None
-    core = ov.Core()
+    core, caches = ov.Core(), CacheOperators(dynamic=dynamic)
     products = IntegerProducts(lambda name: weights.bytes_of(spans[name]))
-    for extension in (*Operators(dynamic=dynamic).extensions(), products.extension()):
+    for extension in (*TOP_EXTENSIONS, *caches.extensions(), products.extension()):
         core.add_extension(extension)
     try:
-        found = core.read_model(io.BytesIO(model.write()))
-        _put_weights(found, weights, spans)
+        model = core.read_model(io.BytesIO(file.SerializeToString()))
+        _put_weights(model, weights, spans)
+        names, writes = _leave_to_the_host(model, [one.name for one in file.graph.output], caches)
     except Exception as error:  # OpenVINO's exceptions share no narrower public base
         raise UserError(f"OpenVINO cannot read {path}: {_reason(error)}", REBUILD) from error
-    inputs, outputs = _kinds(found.inputs), _kinds(found.outputs)
+    inputs = {name: _kind(port) for port in model.inputs for name in port.get_names()}
+    outputs = list(zip(names, map(_kind, model.outputs), strict=True))
     # OpenVINO drops an input that nothing reads.
     read = [one for one in entry.inputs if one.name in inputs or one.name not in named]
     _check(path.name, "inputs", read, inputs)
-    _check(path.name, "outputs", [one for one in entry.outputs if one.name not in writes], outputs)
+    kept = [one for one in entry.outputs if one.name not in writes]
+    _check(path.name, "outputs", kept, {name: kind for name, kind in outputs if name})
     if dynamic:
-        _lend_inputs(found)
-    return found, Read(frozenset(inputs), outputs, writes)
+        _lend_inputs(model)
+    return model, Read(frozenset(inputs), outputs, writes)
+
+
+def _leave_to_the_host(
+    model: Any, names: Sequence[str], caches: CacheOperators
+) -> tuple[list[str | None], dict[str, HostWrite]]:
+    """Return what the host writes into caches in place of the caches. names: of all outputs.
+
+    Returns the names of the outputs that are left, and what takes the place of the others.
+    """
+    pairs = zip(names, model.get_results(), strict=True)
+    found = {name: (result, caches.write_of(result.input_value(0))) for name, result in pairs}
+    for result, write in found.values():
+        if write:
+            model.remove_result(result)
+    left: list[str | None] = [name for name, (_, write) in found.items() if write is None]
+    numbers: dict[Any, int] = {}
+
+    def number(value: Value) -> int:
+        if identity(value) not in numbers:
+            numbers[identity(value)] = len(left)
+            left.append(None)
+            # It may be an input: OpenVINO 2026.4 then leaves the output as it was.
+            model.add_results([op.result(op.identity(value))])
+        return numbers[identity(value)]
+
+    return left, {
+        name: HostWrite(number(write.states), number(write.start))
+        for name, (_, write) in found.items()
+        if write
+    }
 
 
 def _lend_inputs(model: Any) -> None:
@@ -98,12 +143,8 @@ def _lend_inputs(model: Any) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def _kinds(ports: Iterable[Any]) -> dict[str, Kind]:
-    return {
-        name: (tuple(port.get_shape()), np.dtype(port.get_element_type().to_dtype()))
-        for port in ports
-        for name in port.get_names()
-    }
+def _kind(port: Any) -> Kind:
+    return tuple(port.get_shape()), np.dtype(port.get_element_type().to_dtype())
 
 
 def _check(file: str, kind: str, promised: Iterable[TensorSpec], found: Mapping[str, Kind]) -> None:
@@ -133,5 +174,5 @@ def _put_weights(model: Any, weights: MappedWeights, spans: Mapping[str, WeightS
 def _reason(error: Exception) -> str:
     """The line of OpenVINO's message that says why: the first ones are places in its source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith(_PLACES)]
-    return (told or lines or [type(error).__name__])[0]
+    reasons = [line for line in lines if not line.startswith(_PLACES)]
+    return (reasons or lines or [type(error).__name__])[0]

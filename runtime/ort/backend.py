@@ -1,6 +1,6 @@
 """Runs a build's graphs with ONNX Runtime (a `GraphBackend`), on the CPU or on a GPU.
 
-Knows no batch slot, and not where a buffer lies: that is the device's.
+Knows no batch slot. Where buffers are is the device's.
 """
 
 import warnings
@@ -78,7 +78,7 @@ class OnnxRuntimeBackend:
 
     def _open(self, graph: GraphName) -> Session | Segments:
         manifest, sizes = self._build.manifest, self._graphs.decode
-        # Integers have to be rearranged: as they lie, products take 50 times as long.
+        # Integers have to be rearranged: as they are stored, products take 50 times as long.
         prepack = manifest.holds_integers or (self._prepack and graph == sizes[manifest.batch])
         settings = self._device, self._threads, prepack and graph != "compress"
         if self._collectives and graph in manifest.segments:

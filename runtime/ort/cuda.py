@@ -56,7 +56,7 @@ class Cuda:
 
 
 def require_cuda_provider() -> None:
-    """Raise UserError for an ONNX Runtime that was made for the CPU alone."""
+    """Raise UserError for an ONNX Runtime that was made only for the CPU."""
     with needs_extra("gpu"):
         import onnxruntime as ort
     if PROVIDER not in ort.get_available_providers():

@@ -30,7 +30,7 @@ class Device(Protocol):
 
     @property
     def memory(self) -> Memory:
-        """Where graphs' buffers lie."""
+        """The memory of graphs' buffers."""
 
     def provider(self, captures: bool) -> tuple[str, dict[str, str]]:
         """Return the execution provider of a session, and its options."""

@@ -24,7 +24,7 @@ _NUMPY_NAMES = {"float": "float32", "double": "float64"}
 _BFLOAT16 = 16
 """onnx.TensorProto.BFLOAT16: NumPy has no such type."""
 
-_ERRORS_ALONE = 3
+_ONLY_ERRORS = 3
 """ONNX Runtime's log severity."""
 
 
@@ -53,7 +53,7 @@ class Session:
         self.entry = entry
         self._device = device
         options = session_options(threads, prepack, device.settings)
-        self._session, self.captured = _opened(path, options, device, captures)
+        self._session, self.captured = _open(path, options, device, captures)
         _check(path.name, "inputs", entry.inputs, self._session.get_inputs())
         _check(path.name, "outputs", entry.outputs, self._session.get_outputs())
 
@@ -73,7 +73,7 @@ class Session:
 def bind(session: Any, entry: GraphEntry, device: str, buffers: Buffers) -> Work:
     """Return what runs a session over buffers. ONNX Runtime waits for the end of each run.
 
-    ONNX Runtime holds addresses alone: the caller keeps the buffers. What nodes on the CPU read of
+    ONNX Runtime holds only addresses: the caller keeps the buffers. What nodes on the CPU read of
     a GPU's memory it copies as it is bound: that is bound on the host, or anew before each run.
     """
     binding = session.io_binding()
@@ -143,12 +143,12 @@ def saved_optimized(path: Path, target: Path, weights: str) -> None:
     options.add_session_config_entry(f"{prefix}_file_name", weights)
     options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "1024")
     options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
-    options.log_severity_level = _ERRORS_ALONE  # it warns that the file fits this processor alone
+    options.log_severity_level = _ONLY_ERRORS  # it warns that the file fits only this processor
     device = Cpu()
-    _opened(path, options, device, captures=False)
+    _open(path, options, device, captures=False)
 
 
-def _opened(path: Path, options: Any, device: Device, captures: bool) -> tuple[Any, bool]:
+def _open(path: Path, options: Any, device: Device, captures: bool) -> tuple[Any, bool]:
     """The session, and whether its runs are captured."""
     try:
         return _session(path, options, device, captures), captures
@@ -158,7 +158,7 @@ def _opened(path: Path, options: Any, device: Device, captures: bool) -> tuple[A
         if not captures:
             raise UserError(f"ONNX Runtime cannot load {path}: {error}", device.hint) from error
         why = first_line(error)
-    opened = _opened(path, options, device, captures=False)
+    opened = _open(path, options, device, captures=False)
     warnings.warn(f"{path.name} runs without a CUDA graph, and slower: {why}", RuntimeWarning, 2)
     return opened
 

@@ -14,8 +14,7 @@ from snapexport.contract.manifest import GraphName, TensorSpec
 from snapexport.runtime.engine.backend import Buffer, Buffers, DeviceError, Work
 from snapexport.runtime.engine.cuda import CudaMemory
 from snapexport.runtime.engine.graph_set import GraphSet
-from snapexport.runtime.trt.engines import Engines, open_engines
-from snapexport.runtime.trt.jit_cache import JitCache
+from snapexport.runtime.trt.engines import Engines, JitCache, open_engines
 
 if TYPE_CHECKING:
     from snapexport.contract.tensorrt_bindings import trt

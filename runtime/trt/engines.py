@@ -17,11 +17,13 @@ from snapexport.contract.interface import in_place
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.errors import UserError
 from snapexport.files.dtypes import of_tensorrt
+from snapexport.files.whole import write_whole
 from snapexport.runtime.engine.cuda import CudaMemory
 from snapexport.runtime.trt import entry
-from snapexport.runtime.trt.jit_cache import JitCache
 
 if TYPE_CHECKING:
+    import tensorrt_rtx as rtx
+
     from snapexport.contract.tensorrt_bindings import trt
 
 LOG = logging.getLogger("snapexport.tensorrt")
@@ -44,6 +46,41 @@ def open_engines(
     device = memory.device
     machine = entry.Machine(version, device.compute_capability, device.name, library.title)
     return memory, Engines(build, entry.choose(build, machine, wanted), machine.gpu)
+
+
+class JitCache:
+    """The kernels that TensorRT for RTX compiles for a GPU when it first loads an engine, on disk.
+
+    The first load takes as long as the compilation; later ones read the file. TensorRT for RTX
+    itself refuses a file of another GPU, driver or version, and then compiles again.
+    """
+
+    def __init__(self, engine: Path, gpu: str) -> None:
+        """engine: its file; the cache is beside it. gpu: a name, for machines with several."""
+        model = "".join(letter if letter.isalnum() else "_" for letter in gpu.lower())
+        self.path = engine.with_suffix(f".{model}.jit_cache")
+        self._cache: rtx.IRuntimeCache | None = None
+
+    def context(
+        self, engine: "rtx.ICudaEngine", strategy: "rtx.ExecutionContextAllocationStrategy"
+    ) -> "rtx.IExecutionContext":
+        """An execution context whose kernels come from the file, where they fit."""
+        config = engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(strategy)
+        self._cache = config.create_runtime_cache()
+        if self.path.is_file() and not self._cache.deserialize(self.path.read_bytes()):
+            LOG.warning("%s is of another GPU, driver or version: compiling again", self.path)
+        config.set_runtime_cache(self._cache)
+        return engine.create_execution_context(config)
+
+    def save(self) -> None:
+        """Write the file. A build that cannot be written to keeps none."""
+        if self._cache is None:
+            return
+        try:
+            write_whole(self.path, memoryview(self._cache.serialize()))
+        except OSError as problem:
+            LOG.warning("compiled kernels are not kept: %s", problem)
 
 
 class Engines:
@@ -121,7 +158,7 @@ class Engines:
     def _check(self, path: Path, engine: "trt.ICudaEngine", graph: GraphEntry) -> None:
         promised = {spec.name: (spec.dtype, spec.shape) for spec in (*graph.inputs, *graph.outputs)}
         tensors = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-        found = {name: _described(engine, name) for name in tensors}
+        found = {name: _describe(engine, name) for name in tensors}
         for name in sorted(promised.keys() | found.keys()):
             if promised.get(name) != found.get(name):
                 raise UserError(
@@ -147,7 +184,7 @@ class Engines:
         return entry.command(self._build, self._entry)
 
 
-def _described(engine: "trt.ICudaEngine", name: str) -> tuple[str, list[int]]:
+def _describe(engine: "trt.ICudaEngine", name: str) -> tuple[str, list[int]]:
     dtype = engine.get_tensor_dtype(name).name
     return of_tensorrt(dtype), list(engine.get_tensor_shape(name)[:])
 

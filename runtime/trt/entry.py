@@ -1,6 +1,6 @@
 """Chooses the engine of a build that suits this machine, and checks that its files are unchanged.
 
-Decides by the manifest alone and never loads TensorRT, which may still refuse an engine later.
+Decides by the manifest and never loads TensorRT, which may still refuse an engine later.
 """
 
 import shlex

@@ -32,8 +32,7 @@ from snapexport.files.safetensors import TensorSpan, header, read_header
 from snapexport.graphs.functions import EXPERTS
 from snapexport.graphs.markers import EXPERTS as EXPERTS_MARKER
 from snapexport.graphs.markers import TRACE_DOMAIN
-from snapexport.graphs.targets.composed_experts import ComposedExperts, block_rows, most_blocks
-from snapexport.graphs.targets.moe import MoE
+from snapexport.graphs.targets.experts import ComposedExperts, MoE, block_rows, most_blocks
 from tests.graphs import bodies
 from tests.graphs.bodies import exported
 from tests.graphs.test_functions import run

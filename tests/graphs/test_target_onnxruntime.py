@@ -17,9 +17,8 @@ from snapexport.graphs import surgery
 from snapexport.graphs.passes.base import Pass, int64s, node
 from snapexport.graphs.recipe import Recipe
 from snapexport.graphs.targets import standard_attention
-from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
+from snapexport.graphs.targets.fewer_nodes import FewerReshapes, SkipNorm
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
-from snapexport.graphs.targets.skip_norm import SkipNorm
 from tests.graphs.bodies import Arrays, exported, run
 
 

@@ -21,7 +21,7 @@ from snapexport.builder import build
 from snapexport.builder.derive import derive
 from snapexport.builder.lint import lint_build
 from snapexport.contract.build_directory import Build
-from snapexport.graphs.targets.tensorrt import masked_attention, split_topk, topk_rounds
+from snapexport.graphs.targets.tensorrt import masked_attention, split_topk, votes
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.graphs.bodies import calling, function, run
 from tests.graphs.test_sinks import EVERY_SHAPE
@@ -168,7 +168,7 @@ def test_topk_in_rounds_equals_one_large_topk_including_ties(
     monkeypatch: pytest.MonkeyPatch, k: int, kind: type, largest: int
 ) -> None:
     """Top k of 32 numbers with few different values, up to all 32."""
-    monkeypatch.setattr(topk_rounds, "MOST", 4)
+    monkeypatch.setattr(votes, "MOST", 4)
     x = np.random.default_rng(k).integers(-1, 5, (2, 3, 32)).astype(kind)
     whole = calling(onnx.parser.parse_function(TOPK % largest), {"x": x}, K=[k])
     split = onnx.ModelProto.FromString(whole.SerializeToString())
@@ -181,7 +181,7 @@ def test_topk_in_rounds_equals_one_large_topk_including_ties(
 
 def test_layers_of_different_K_share_the_rounds_of_topk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets by layer: the body is made for the largest K, and right for the smallest."""
-    monkeypatch.setattr(topk_rounds, "MOST", 4)
+    monkeypatch.setattr(votes, "MOST", 4)
     x = np.random.default_rng(0).integers(0, 5, (1, 2, 16)).astype(np.float32)
     model = calling(onnx.parser.parse_function(TOPK % 1), {"x": x}, K=[16])
     small = ["few_values", "few_places"]

@@ -1,7 +1,12 @@
 """Replaces cache markers by TensorScatter and attention under an explicit mask.
 
-The builder has a fused kernel for some shapes alone (`contract/targets.py`). Attention of other
+The builder has a fused kernel for some shapes only (`contract/targets.py`). Attention of other
 shapes is composed of single operators.
+
+For query heads that share a KV head the fused kernel copies keys and values once for every query
+head, 2.1 GB at 131,072 positions and 32 heads of 128. With KV heads in the place of the batch it
+copies them once for every KV head, 0.5 GB. Heads that share none stay as they are: the builder of
+TensorRT for RTX 1.7 has no kernel for one head of each of several batches.
 """
 
 from dataclasses import dataclass
@@ -13,11 +18,10 @@ from snapexport.contract.targets import MEASURED_SHAPES
 from snapexport.graphs.compression import Scores
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import cut, fresh, int64s, node, written
-from snapexport.graphs.targets.composed_attention import composed_attention, scaled
-from snapexport.graphs.targets.folded_rows import FoldedRows
+from snapexport.graphs.targets.composed_attention import composed_attention, scale_query
+from snapexport.graphs.targets.masks import VisibleSlots
 from snapexport.graphs.targets.sinks import SinkSlots, take_sink
-from snapexport.graphs.targets.tensorrt.by_kv_head import fused_by_kv_head
-from snapexport.graphs.targets.visible_slots import VisibleSlots
+from snapexport.graphs.targets.standard_attention import FoldedRows
 
 EXACT_SCALE = 0.25
 """Attention's scale for one query row: its root, 0.5, does not round the keys.
@@ -57,7 +61,7 @@ def _with_cache(
     if sink is not None:
         _attend_beside_sink(graph, inputs, out, scores, sinks, sink)
     elif query.shape[0] > 1 and query.shape[2] > 1 and _is_fused(inputs, scores):
-        query = scaled(graph, query, scores.scale)
+        query = scale_query(graph, query, scores.scale)
         if past_key.shape[1] == 1:  # it refuses folded rows of a single head
             attended = node(graph, "Attention", [query, *caches, mask], scale=1.0)
         else:
@@ -117,13 +121,13 @@ def _attend(
     """
     query, *others = inputs
     if not _is_fused(inputs, scores):
-        queries, (key, value, mask) = scaled(graph, query, scores.scale), others
+        queries, (key, value, mask) = scale_query(graph, query, scores.scale), others
         attended = composed_attention(graph, [(queries, key)], value, mask, scores.softcap)
     elif query.shape[2] > 1:
-        states = [scaled(graph, query, scores.scale), *others]
+        states = [scale_query(graph, query, scores.scale), *others]
         attended = fused_by_kv_head(graph, states, is_causal)
     else:
-        states = [scaled(graph, query, scores.scale / EXACT_SCALE), *others]
+        states = [scale_query(graph, query, scores.scale / EXACT_SCALE), *others]
         attended = node(graph, "Attention", states, scale=EXACT_SCALE)
     node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 
@@ -138,7 +142,7 @@ def _attend_beside_sink(
 ) -> None:
     """The same beside a sink [H], with the mask always given."""
     query, key, value, mask = inputs
-    queries = scaled(graph, query, scores.scale)
+    queries = scale_query(graph, query, scores.scale)
     if query.shape[0] == 1 and _is_fused(inputs, scores, sink):
         extended = sinks.extended(queries, key, value, mask, sink)
         wide = fused_by_kv_head(graph, extended, False)
@@ -147,3 +151,25 @@ def _attend_beside_sink(
     else:
         attended = composed_attention(graph, [(queries, key)], value, mask, scores.softcap, sink)
     node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
+
+
+def fused_by_kv_head(graph: gs.Graph, inputs: list[gs.Tensor], is_causal: bool) -> list[gs.Tensor]:
+    """Attention of (query [1,H,C,D], key, value [1,Hkv,S,D][, mask]): [1,H,C,D]. Scale 1."""
+    query, key, value, *mask = inputs
+    batch, heads, rows, head_dim = query.shape
+    kv_heads = key.shape[1]
+    if heads == kv_heads:
+        return node(graph, "Attention", inputs, scale=1.0, is_causal=int(is_causal))
+    shape = int64s(graph, kv_heads, heads // kv_heads, rows, head_dim)
+    (folded,) = node(graph, "Reshape", [query, shape])
+    states = [_as_batch(graph, state) for state in (key, value)]
+    read = [folded, *states, *mask]
+    attended = node(graph, "Attention", read, scale=1.0, is_causal=int(is_causal))
+    unfolded = int64s(graph, batch, heads, rows, value.shape[3])
+    return node(graph, "Reshape", [*attended, unfolded])
+
+
+def _as_batch(graph: gs.Graph, states: gs.Tensor) -> gs.Tensor:
+    """States [1,Hkv,S,D] -> [Hkv,1,S,D]."""
+    _, heads, slots, width = states.shape
+    return node(graph, "Reshape", [states, int64s(graph, heads, 1, slots, width)])[0]

@@ -21,7 +21,7 @@ from tests.exporter.weights.test_weights import weights_of
 
 openvino = pytest.importorskip("openvino")
 
-from snapexport.runtime.openvino.integer_products import IntegerProducts  # noqa: E402
+from snapexport.runtime.openvino.operators import IntegerProducts  # noqa: E402
 
 PROMPT = np.random.default_rng(0).integers(3, 250, 50).tolist()
 OPTIONS: dict[str, Any] = {"L_max": 64, "policy": "full", "prefill_chunk": 32, "target": "openvino"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from snapexport.runtime.trt.jit_cache import JitCache
+from snapexport.runtime.trt.engines import JitCache
 
 
 class FakeEngine:

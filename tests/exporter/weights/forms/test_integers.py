@@ -30,8 +30,7 @@ from snapexport.exporter.weights.forms import parts
 from snapexport.exporter.weights.forms.choice import INT4, Rounded
 from snapexport.exporter.weights.forms.integers import Form
 from snapexport.files.safetensors import TensorSpan
-from snapexport.graphs.targets.composed_experts import ComposedExperts
-from snapexport.graphs.targets.moe import MoE
+from snapexport.graphs.targets.experts import ComposedExperts, MoE
 from snapexport.runtime.requests.llm import LLM
 from tests.exporter.weights.test_weights import weights_of
 from tests.graphs import bodies

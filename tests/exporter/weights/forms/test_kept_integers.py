@@ -20,8 +20,7 @@ from snapexport.exporter.weights.forms.integers import Form, IntegerRows, Intege
 from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.files.safetensors import read_header
 from snapexport.graphs.markers import BLOCK_GATHER, BLOCK_MATMUL, TRACE_DOMAIN
-from snapexport.graphs.targets.block_gather import BlockGather
-from snapexport.graphs.targets.matmul_nbits import MatMulNBits
+from snapexport.graphs.targets.integers import BlockGather, MatMulNBits
 from snapexport.runtime.requests.llm import LLM
 from tests.exporter import gguf_files
 from tests.exporter.weights.test_weights import weights_of

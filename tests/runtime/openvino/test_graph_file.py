@@ -3,16 +3,23 @@
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pytest
 
-from snapexport.files.protobuf import Message
-from snapexport.runtime.openvino.inlining import inlined
+from snapexport.runtime.openvino.graph_file import inline, read_model
 from tests.oracle.cases import Case, build_of
+
+
+def without_functions(data: bytes) -> bytes:
+    model = read_model(data)
+    inline(model)
+    found: bytes = model.SerializeToString()
+    return found
 
 
 def test_inlined_functions_give_the_same_outputs() -> None:
     build = build_of(Case(target="portable"))
     data = build.graph("compress").read_bytes()
-    found = inlined(Message.read(data)).write()
+    found = without_functions(data)
     model = onnx.load_from_string(found)
     onnx.checker.check_model(model)
     assert onnx.load_from_string(data).functions and not model.functions
@@ -41,6 +48,12 @@ Scaled <by: float = 2.0> (given) => (result) {
   result = Mul (given, inner)
 }"""
     model = onnx.parser.parse_model(text)
-    found = inlined(Message.read(model.SerializeToString())).write()
+    found = without_functions(model.SerializeToString())
     (y,) = ort.InferenceSession(found).run(None, {"x": np.array([1, 5], np.float32)})
     assert y.tolist() == [6, 30]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x3a", b"\x3a\x05ab", b"\x08\xff", b"\x0d\x00", b"\x7b"])
+def test_what_is_not_a_model_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_model(data)

@@ -1,18 +1,30 @@
-"""Splits a TopK that is too large for TensorRT into several rounds, in the bodies that select.
+"""Fits votes to TensorRT: one after another, with a TopK in rounds, or by a plugin.
 
-TensorRT's layer gives at most 3,840 elements; a larger K fails only when the engine is built. Each
-round takes the best of the remaining elements and marks them as taken. The concatenated rounds
-equal one large TopK, in order and with ties to the lower position. The plugin SnapKVSelect has no
-such limit and does not use the rounds.
+A TopK gives at most 3,840 elements in TensorRT's layer; a larger K fails only when the engine is
+built. Each round takes the best of the remaining elements and marks them as taken. The concatenated
+rounds equal one large TopK, in order and with ties to the lower position. The plugin SnapKVSelect
+has no such limit and does not use the rounds.
+
+Since 10.15 TensorRT's parser prefers a function's body to a plugin of its name. It takes the plugin
+if the call has the attribute plugin_namespace and the parser's flag ENABLE_PLUGIN_OVERRIDE is set
+(`snapexport engine --plugins` sets it). ONNX requires that the function declares the attribute too.
+
+The votes of a compress graph depend on nothing of each other, and a compiler plans them side by
+side: the scores of all layers are alive at the same time. TensorRT for RTX 1.7 took 15 GB of
+scratch memory for Llama-3.1-8B's shapes at 131,072 positions, and takes 0.2 GB for votes in turn.
 """
 
+from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 
 import onnx
+import onnx_graphsurgeon as gs
 from onnx.helper import make_attribute, make_node
 
 from snapexport.contract.names import DOMAIN
 from snapexport.contract.targets import capabilities
+from snapexport.graphs.passes.base import int64s, node
 
 MOST = capabilities("tensorrt").largest_topk or 0
 
@@ -43,8 +55,8 @@ def _topk(call: onnx.NodeProto) -> int:
 def _split(function: onnx.FunctionProto, rounds: int) -> None:
     function.attribute.append(_PER_ROUND)
     nodes = _constants()
-    for node in function.node:
-        nodes.extend(_rounds(node, rounds) if node.op_type == "TopK" else [node])
+    for one in function.node:
+        nodes.extend(_rounds(one, rounds) if one.op_type == "TopK" else [one])
     del function.node[:]
     function.node.extend(nodes)
 
@@ -104,3 +116,41 @@ def _constants() -> list[onnx.NodeProto]:
     size.attribute.append(reference)
     first = make_node("Constant", [], ["round_first"], value_ints=[0])
     return [size, first, make_node("Constant", [], ["round_axis"], value_ints=[-1])]
+
+
+PLUGINS = ("SnapKVSelect", "SnapStreamGather")
+"""The functions of which plugins/ has a fused kernel."""
+
+_NAMESPACE = "plugin_namespace"
+
+
+def allow_plugins(model: onnx.ModelProto) -> None:
+    """Give every call of PLUGINS the namespace of our plugins, which is empty."""
+    for one in model.graph.node:
+        if one.domain == DOMAIN and one.op_type in PLUGINS:
+            one.attribute.append(onnx.helper.make_attribute(_NAMESPACE, ""))
+    for function in model.functions:
+        if function.name in PLUGINS:
+            function.attribute.append(_NAMESPACE)
+
+
+_VOTES = "SnapKVSelect", "RepetitionVotes"
+_INT64 = 7  # onnx.TensorProto.INT64
+_UNUSED = -1
+"""The smallest value of topk_positions."""
+
+
+@dataclass(frozen=True)
+class VotesInTurn:
+    """Computes the prompt length of each vote from what came out of the last."""
+
+    def apply(self, graph: gs.Graph) -> None:
+        votes = [n for n in graph.nodes if n.domain == DOMAIN and n.op in _VOTES]
+        for earlier, later in pairwise(votes):
+            unused = int64s(graph, _UNUSED)
+            lowest = node(graph, "ReduceMin", [earlier.outputs[0]], keepdims=0)
+            if earlier.op == "RepetitionVotes":
+                lowest = node(graph, "Cast", lowest, to=_INT64)
+            # It is -1 whatever was kept, and the largest of it and a length is the length.
+            bound = node(graph, "Min", [*lowest, unused])
+            (later.inputs[2],) = node(graph, "Max", [later.inputs[2], *bound])
