@@ -120,7 +120,9 @@ def compare_build(
             systems[0].add(logits, never_sampled)
         del model, reference  # its memory is free for the graphs
         gc.collect()
-        named = {f" ({name})": one for name, one in (loaders or {}).items()} or {"": None}
+        named = dict[str, GraphLoader | None]({"": None})
+        if loaders:
+            named = {f" ({name})": one for name, one in loaders.items()}
         for baseline in (True, False) if build.has_baseline else (False,):
             for remark, loader in named.items():
                 systems.append(_run(build, baseline, loader, remark, sequences, never_sampled))
