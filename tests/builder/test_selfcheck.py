@@ -11,9 +11,9 @@ import pytest
 from snapexport.builder import build, run
 from snapexport.builder.options import BuildOptions
 from snapexport.builder.progress import Silent
-from snapexport.builder.selfcheck import cost
-from snapexport.builder.selfcheck.difference import MOST
-from snapexport.builder.selfcheck.places import compared_places
+from snapexport.compare import layers
+from snapexport.compare.difference import MOST
+from snapexport.compare.layers import compared_places
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter import trace
@@ -57,7 +57,7 @@ def test_a_small_model_stands_in_for_layers_that_are_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints.make("ernie4_5_moe", tmp_path / "m")
-    monkeypatch.setattr(cost, "MOST_BYTES", 700 << 20)
+    monkeypatch.setattr(layers, "MOST_BYTES", 700 << 20)
     stages = Stages()
     run(BuildOptions.of(model=str(tmp_path / "m"), out=tmp_path / "b", **OPTIONS), stages)
     found = Build.open(tmp_path / "b").manifest.verified
@@ -71,7 +71,7 @@ def test_experts_that_are_joined_in_another_order_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints.make("ernie4_5_moe", tmp_path / "m")
-    monkeypatch.setattr(cost, "MOST_BYTES", 700 << 20)
+    monkeypatch.setattr(layers, "MOST_BYTES", 700 << 20)
     rows = conversion.Rows
     monkeypatch.setattr(conversion, "Rows", lambda parts: rows(parts[::-1]))
     with pytest.raises(UserError, match=r"another tensor model\.layers\.\d\.mlp\.experts\.gate_up"):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from snapexport.compare.loop import Loop
 from snapexport.contract.build_directory import Build
-from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.llm import LLM
 from tests.oracle import cases
@@ -72,7 +72,7 @@ def test_rounded_caches_of_groups_are_close_to_transformers(cache_dtype: str, le
     case = Case(**HEADS, cache_dtype=cache_dtype)
     want = cases.oracle(case, length, 24)
     tokens = np.array([*want.prompt, *want.tokens[:24]])
-    with GraphRunner(build_of(case)) as backend:
+    with Loop(build_of(case)) as backend:
         got = np.asarray(backend.logits(tokens, length))
     np.testing.assert_allclose(got[0], want.prefill_logits, atol=cases.LOGITS)
     error = (got[1:] - want.decode_logits).std() / want.decode_logits.std()

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from snapexport.builder import BuildOptions
 from snapexport.builder.derive import derive
 from snapexport.cli.app import main
+from snapexport.compare.loop import Loop
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.memory import cache_bytes, full_cache_bytes
-from snapexport.measure.accuracy.graph_runner import GraphRunner
 from tests.bound import BoundGraph
 from tests.oracle import cases
 from tests.oracle.cases import Case, build_of
@@ -35,7 +35,7 @@ NOISE = 0.005
 
 def logits(build: Build, tokens: list[int], prompt_length: int) -> Logits:
     """Logits of the prompt's last token and of each forced token after it."""
-    with GraphRunner(build) as backend:
+    with Loop(build) as backend:
         return np.asarray(backend.logits(np.array(tokens), prompt_length))
 
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from snapexport.builder import BuildOptions
 from snapexport.builder.derive import derive
 from snapexport.cli.app import main
+from snapexport.compare.loop import Loop
 from snapexport.contract import names
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.memory import cache_bytes
-from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.measure.bench.costs import Costs
 from snapexport.methods.int8_cache.surgery import ENOUGH, LEAST, MARGIN, ROOM
 from tests.bound import BoundGraph
@@ -109,7 +109,7 @@ def test_int8_rows_are_rounded_and_clipped(seed: int, spread: float) -> None:
 def test_int8_cache_logits_are_close_to_transformers(case: Case, length: int) -> None:
     want = cases.oracle(case, length, 24)
     tokens = np.array([*want.prompt, *want.tokens[:24]])
-    with GraphRunner(build_of(case)) as backend:
+    with Loop(build_of(case)) as backend:
         got = np.asarray(backend.logits(tokens, length))
     np.testing.assert_allclose(got[0], want.prefill_logits, atol=cases.LOGITS)
     assert 0 < noise(got[1:], want.decode_logits) < NOISE[length]

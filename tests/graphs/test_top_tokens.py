@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from snapexport.builder.derive import derive
 from snapexport.builder.lint import lint_build
 from snapexport.cli.app import main
+from snapexport.compare.loop import Loop
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.graphs.passes.base import SurgeryError
-from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.methods.table import graph_options
 from snapexport.methods.top_tokens.spec import TopTokensOptions
 from snapexport.methods.top_tokens.surgery import TopTokens
@@ -217,7 +217,7 @@ def test_derived_build_keeps_the_number_of_top_tokens(tmp_path: Path) -> None:
 def test_polygraphy_runner_gives_the_same_logits_with_top_tokens(case: Case) -> None:
     answers = []
     for one in (case, replace(case, top_tokens=0)):
-        with GraphRunner(build_of(one)) as backend:
+        with Loop(build_of(one)) as backend:
             answers.append(backend.logits(np.array(cases.prompt(45)), 40))
     np.testing.assert_array_equal(*answers)
 

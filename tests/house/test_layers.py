@@ -28,16 +28,10 @@ ALLOWED = {
     "exporter": {"errors", "files", "contract", "graphs.markers"},
     "plugins": set(),
     "vault": set(),
-    # A build runs what it compares with transformers before it is written.
-    "builder": {
-        "errors",
-        "files",
-        "contract",
-        "exporter",
-        "graphs",
-        "runtime",
-        "plugins.reference",
-    },
+    # It feeds graphs itself, and takes the runtime's word only for a prompt in blocks.
+    "compare": {"errors", "files", "contract", "exporter", "runtime", "plugins.reference"},
+    # A build compares a small decoder with transformers before it is written.
+    "builder": {"errors", "files", "contract", "exporter", "graphs", "runtime", "compare"},
     "serving": {"errors", "files", "contract", "runtime", "builder"},
     "measure": {
         "errors",
@@ -46,12 +40,22 @@ ALLOWED = {
         "exporter",
         "graphs",
         "runtime",
+        "compare",
         "builder",
         "serving",
         "vault",
-        "plugins.reference",
     },
-    "cli": {"errors", "files", "contract", "runtime", "builder", "measure", "serving", "vault"},
+    "cli": {
+        "errors",
+        "files",
+        "contract",
+        "runtime",
+        "compare",
+        "builder",
+        "measure",
+        "serving",
+        "vault",
+    },
 }
 """The packages that each package may import."""
 

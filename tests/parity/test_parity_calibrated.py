@@ -21,7 +21,7 @@ from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.slots import LayerGeometry
 from snapexport.errors import UserError
-from snapexport.measure.eval.mean_queries import measured
+from snapexport.measure.eval.mean_queries import measure_mean_queries
 from snapexport.methods.calibrated.queries import MeanQueries
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.oracle import cases, masked
@@ -105,7 +105,7 @@ def made(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Callable[
     plain = build(
         cases.checkpoint(name), folder / "plain", **SIZES, prefill_chunk=CHUNK, baseline=True
     )
-    means, file = measured(plain, TEXTS, lambda: None), folder / "queries.json"
+    means, file = measure_mean_queries(plain, TEXTS, lambda: None), folder / "queries.json"
     file.write_text(means.text({}))
 
     def make(**options: Any) -> Build:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from snapexport.cli.app import main
+from snapexport.compare.loop import Loop
 from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.pieces import CHUNK, pieces_of
 from snapexport.errors import UserError
-from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.methods.repeat.spec import OVERLAP, repeated_chunk, repeated_starts
 from snapexport.methods.table import voter_of
 from snapexport.runtime.engine.open_executor import open_executor
@@ -205,6 +205,6 @@ def test_diff_runs_the_repetition_as_the_runtime_does(length: int) -> None:
     executor = opened(REPEAT)
     want = [executor.prefill_prompt(0, tokens[:length].tolist()).logits.copy()]
     want += decoded(executor, 0, length, tokens[length:].tolist())
-    with GraphRunner(build_of(REPEAT)) as backend:
+    with Loop(build_of(REPEAT)) as backend:
         found = backend.logits(tokens, length)
     assert np.abs(found - np.stack(want)).max() <= LOGITS

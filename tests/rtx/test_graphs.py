@@ -15,7 +15,7 @@ from snapexport.contract.graph_kinds import graph_of
 from snapexport.contract.memory import composed_attention
 from snapexport.files.dtypes import DType, of_tensorrt
 from snapexport.graphs.functions import EXPERTS
-from snapexport.measure.eval.mean_queries import measured
+from snapexport.measure.eval.mean_queries import measure_mean_queries
 from tests.graphs import layered
 from tests.oracle import cases, checkpoints
 from tests.rtx import conftest
@@ -195,7 +195,7 @@ def test_the_real_builder_accepts_the_vote_of_a_mean_query(name: str, tmp_path: 
     model = checkpoints.make(name, tmp_path / "model")
     plain = build(model, tmp_path / "plain", **conftest.SMALL, baseline=True)
     file = tmp_path / "queries.json"
-    file.write_text(measured(plain, [cases.prompt(40)], lambda: None).text({}))
+    file.write_text(measure_mean_queries(plain, [cases.prompt(40)], lambda: None).text({}))
     options = SMALL | {
         "L_obs": None,
         "mean_queries": file,

@@ -26,7 +26,7 @@ def run(options: BuildOptions, progress: Progress | None = None) -> Build:
     """
     with needs_extra("build"):
         from snapexport.builder.resolved import resolve
-        from snapexport.builder.selfcheck import verified
+        from snapexport.builder.selfcheck import verify_if_due
         from snapexport.builder.stages import write_into
         from snapexport.builder.staging import staged
     progress = progress or Silent()
@@ -34,7 +34,7 @@ def run(options: BuildOptions, progress: Progress | None = None) -> Build:
     resolved = resolve(options)
     for text in resolved.stored.left_out:
         progress.note(text)
-    record = verified(resolved, progress)
+    record = verify_if_due(resolved, progress)
     with staged(options.out, options.overwrite) as directory:
         build = write_into(directory, resolved, progress, record)
     return dataclasses.replace(build, directory=options.out)

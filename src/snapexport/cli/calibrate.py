@@ -29,7 +29,7 @@ HELP = "measure what build --head-budget or --mean-queries reads"
 LONGEST = 2048
 
 Source = dict[str, Any]
-"""What a file tells readers of its numbers."""
+"""Where the numbers of a file come from."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,34 +89,34 @@ def run(arguments: argparse.Namespace) -> int:
     with whole_file(arguments.out, "--out") as write:
         with AnswerProgress(len(chosen), "passages") as progress:
             measure = _mean_queries if of_queries else _head_budgets
-            text, found, told = measure(build, [p.ids for p in chosen], source, progress.advance)
+            text, found, words = measure(build, [p.ids for p in chosen], source, progress.advance)
         write(text)
     if arguments.json:
         print(json.dumps({"file": str(arguments.out), **source, **found}))
     else:
-        OUT.print(f"{arguments.out}: {len(chosen)} passages of {length} tokens; {told}")
+        OUT.print(f"{arguments.out}: {len(chosen)} passages of {length} tokens; {words}")
     return 0
 
 
 def _head_budgets(
     build: Build, prompts: list[Sequence[int]], source: Source, on_prompt: Callable[[], None]
 ) -> tuple[str, Source, str]:
-    """The file, and what is told of it, for programs and in words."""
-    from snapexport.measure.eval.head_budgets import calibrated
+    """The file, and what is said of it, for programs and in words."""
+    from snapexport.measure.eval.head_budgets import measure_head_budget
 
-    budget = calibrated(build, prompts, on_prompt)
+    budget = measure_head_budget(build, prompts, on_prompt)
     text = budget.text(source | {"cache_slots": build.manifest.geometry.held_whole})
     most = max(max(row) / (sum(row) / len(row)) for row in budget.layers if row)
-    told = f"the head that needs most gets {most:.2f} times its layer's mean"
-    return text, {"largest_share_of_mean": round(most, 2)}, told
+    words = f"the head that needs most gets {most:.2f} times its layer's mean"
+    return text, {"largest_share_of_mean": round(most, 2)}, words
 
 
 def _mean_queries(
     build: Build, prompts: list[Sequence[int]], source: Source, on_prompt: Callable[[], None]
 ) -> tuple[str, Source, str]:
-    from snapexport.measure.eval.mean_queries import measured, queries_of
+    from snapexport.measure.eval.mean_queries import measure_mean_queries, queries_of
 
-    text = measured(build, prompts, on_prompt).text(source)
+    text = measure_mean_queries(build, prompts, on_prompt).text(source)
     count = queries_of(build, prompts)
     return text, {"queries_of_a_head": count}, f"{count} queries of each head"
 
@@ -126,11 +126,11 @@ def _length(build: Build, given: int | None, least: int) -> int:
     longest = build.manifest.geometry.longest_prompt
     length = min(longest, LONGEST) if given is None else given
     if not least < length <= longest:
-        why = f"the vote keeps all of {least}, and a prompt has up to {longest}"
-        raise UserError(
-            f"passages of {length} tokens show nothing: {why}"
-            if least
-            else f"--length {length} is not between 1 and {longest} tokens",
-            "use a --length in between",
-        )
+        if least:
+            why = f"the vote keeps all of {least}, and a prompt has up to {longest}"
+            message = f"passages of {length} tokens show nothing: {why}"
+        else:
+            why = f"which has 1 to {longest} tokens"
+            message = f"--length {length} is not the length of a prompt, {why}"
+        raise UserError(message, "use a --length in between")
     return length

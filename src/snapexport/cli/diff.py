@@ -30,13 +30,13 @@ from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.prompts import load_tokenizer, read
 
 if TYPE_CHECKING:
-    from snapexport.measure.accuracy.difference import Difference
-    from snapexport.measure.accuracy.graph_loader import GraphLoader
+    from snapexport.compare.diff import Difference
+    from snapexport.compare.loaders import GraphLoader
 
 HELP = "logits against transformers, through Polygraphy"
 _STYLES = {"equal": "green", "DIFFERS": "red"}
 BACKENDS: tuple[BackendName, ...] = ("onnxruntime", "tensorrt")
-"""Those that Polygraphy runs here; ONNX Runtime on the CPU."""
+"""Backends that Polygraphy runs here; ONNX Runtime on the CPU."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         build.require_run(backend="onnxruntime")
     prompts = _prompts(build, arguments)
     with needs_extra("build"):
-        from snapexport.measure.accuracy.compare import compare_build
+        from snapexport.compare.diff import compare_build
     loaders = _loaders(build, arguments.backends)
     with ERR.status("comparing") if ERR.is_terminal else nullcontext():
         found = compare_build(build, arguments.model, prompts, arguments.steps, loaders)
@@ -108,7 +108,7 @@ def _backends_named(text: str) -> tuple[str, ...]:
 
 def _loaders(build: Build, chosen: tuple[str, ...]) -> "dict[str, GraphLoader]":
     """Loaders of the graphs by backend; none if ONNX Runtime is the only one."""
-    from snapexport.measure.accuracy.graph_loader import on_onnxruntime, on_tensorrt
+    from snapexport.compare.loaders import on_onnxruntime, on_tensorrt
 
     if "tensorrt" not in chosen:
         return {}
@@ -195,7 +195,7 @@ def _print_differences(build: Build, found: "list[Difference]") -> None:
 
 def _legend(build: Build, found: "list[Difference]") -> str:
     """The meanings of the words in the last column."""
-    from snapexport.measure.accuracy.difference import spelled_tolerance
+    from snapexport.compare.difference import spelled_tolerance
 
     options = build.manifest.graph_options
     bound = f"differs by more than {spelled_tolerance(build.manifest)}"

@@ -9,7 +9,7 @@ import torch
 from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
-from snapexport.measure.eval.head_budgets import SAFEGUARD, shared
+from snapexport.measure.eval.head_budgets import SAFEGUARD, share_budget
 from snapexport.methods.head_budgets.groups import HeadBudget
 from snapexport.vault import CHECKPOINT
 
@@ -26,8 +26,8 @@ def test_heads_share_what_their_votes_win_and_a_safeguard() -> None:
     votes = torch.tensor([[0.9, 0.8, 0.7, 0.1], [0.6, 0.2, 0.3, 0.0]])
     # Of the 4 highest votes head 0 has three: 0.9, 0.8 and 0.7.
     want = [(1 - SAFEGUARD) * 3 + SAFEGUARD * 2, (1 - SAFEGUARD) * 1 + SAFEGUARD * 2]
-    assert shared(votes, 2) == pytest.approx(want)
-    assert sum(shared(votes, 2)) == pytest.approx(4)
+    assert share_budget(votes, 2) == pytest.approx(want)
+    assert sum(share_budget(votes, 2)) == pytest.approx(4)
 
 
 def test_build_takes_what_calibrate_writes(

@@ -62,8 +62,11 @@ def test_a_build_without_mean_queries_has_no_such_caches(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--length", "0"], "--length 0 is not between 1 and 512 tokens"),
-        (["--length", "513"], "--length 513 is not between 1 and 512 tokens"),
+        (["--length", "0"], "--length 0 is not the length of a prompt, which has 1 to 512 tokens"),
+        (
+            ["--length", "513"],
+            "--length 513 is not the length of a prompt, which has 1 to 512 tokens",
+        ),
     ],
 )
 def test_calibrate_refuses_lengths_that_no_prompt_has(

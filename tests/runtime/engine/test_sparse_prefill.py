@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from snapexport.builder import build
+from snapexport.compare.loop import Loop
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
 
@@ -63,12 +63,12 @@ def test_prompts_that_fit_the_budget_change_in_no_bit(
 
 @pytest.mark.parametrize("length", [BUDGET + C + 1, 130, 160, L_MAX])
 def test_runtime_runs_the_graphs_that_the_contract_names(made: Build, length: int) -> None:
-    prompt, runner = tokens(length), GraphRunner(made)
+    prompt, runner = tokens(length), Loop(made)
     with runner:
         want = runner.logits(np.array(prompt), length)[0]
     found = open_executor(made, threads=1).prefill_prompt(0, prompt).logits
     assert np.abs(found - want).max() < 1e-5
-    with GraphRunner(made, baseline=True) as dense:
+    with Loop(made, baseline=True) as dense:
         differs = np.abs(found - dense.logits(np.array(prompt), length)[0]).max() > 1e-4
     assert differs == (length > BUDGET + 2 * C)
 

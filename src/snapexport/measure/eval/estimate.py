@@ -27,7 +27,7 @@ def estimate(grid: Grid) -> Estimate:
         chunks = {n: chunk_seconds(executor, n) for n in grid.requests.lengths}
         opened = seconds_of(lambda: step_seconds(executor, 1))
         one, step = (step_seconds(executor, rows) for rows in (1, manifest.batch))
-        decodes, prefills = (graphs.held(manifest, name) for name in ("decode", "prefill"))
+        decodes, prefills = (graphs.most_held(manifest, name) for name in ("decode", "prefill"))
     seconds = _of_tasks(grid, chunks, one)
     seconds += _of_continuations(grid, chunks, step) + _of_instructions(grid, chunks, step)
     if 0 < decodes < systems:

@@ -6,21 +6,20 @@ with equal budgets. AdaKV counts anew for each prompt; a static graph needs the 
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
+import torch
 from polygraphy.logger import G_LOGGER
 
+from snapexport.compare.loop import Loop
+from snapexport.compare.reference import Attended
+from snapexport.compare.votes import window_scores
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
-from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.methods.head_budgets.groups import HeadBudget
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SAFEGUARD = 0.2
 """AdaKV's alpha: the share of a head's budget that does not depend on its votes."""
@@ -48,7 +47,7 @@ def require_votes(build: Build) -> None:
         )
 
 
-def calibrated(
+def measure_head_budget(
     build: Build, prompts: Sequence[Sequence[int]], on_prompt: Callable[[], None]
 ) -> HeadBudget:
     """The mean budgets of all prompts (token ids), by a build that `require_votes` has taken.
@@ -56,9 +55,9 @@ def calibrated(
     on_prompt: called after each.
     """
     each = []
-    with G_LOGGER.verbosity(G_LOGGER.CRITICAL), GraphRunner(build) as runner:
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL), Loop(build) as loop:
         for prompt in prompts:
-            each.append(_of_prompt(build, runner, prompt))
+            each.append(_of_prompt(build, loop, prompt))
             on_prompt()
     rows = [
         tuple(np.mean(of_layer, axis=0).tolist()) if of_layer[0] else ()
@@ -67,7 +66,7 @@ def calibrated(
     return HeadBudget(build.manifest.model.layer(0).kv_heads, tuple(rows))
 
 
-def shared(votes: "Tensor", K: int) -> list[float]:
+def share_budget(votes: torch.Tensor, K: int) -> list[float]:
     """The budgets of one layer's heads, of mean K. votes: float [Hkv,n], of eligible positions."""
     heads, count = votes.shape
     best = votes.flatten().argsort(descending=True, stable=True)[: heads * K]
@@ -75,15 +74,10 @@ def shared(votes: "Tensor", K: int) -> list[float]:
     return [float((1 - SAFEGUARD) * share + SAFEGUARD * K) for share in won]
 
 
-def _of_prompt(build: Build, runner: GraphRunner, prompt: Sequence[int]) -> list[list[float]]:
+def _of_prompt(build: Build, loop: Loop, prompt: Sequence[int]) -> list[list[float]]:
     """The budgets of each layer's heads; none for a layer that does not vote."""
-    import torch
-
-    from snapexport.plugins.reference import Vote
-
-    states = runner.prompt_states(np.array(prompt))
-    geometry, scores = build.manifest.geometry, _scores(build)
-    found: list[list[float]] = []
+    states, scores = loop.prompt_states(prompt), _scores(build)
+    geometry, found = build.manifest.geometry, list[list[float]]()
     for layer, shape in enumerate(geometry.layers):
         if not shape.K:
             found.append([])
@@ -92,10 +86,9 @@ def _of_prompt(build: Build, runner: GraphRunner, prompt: Sequence[int]) -> list
             torch.from_numpy(np.asarray(states[name], np.float32))[0]
             for name in (names.query_window(layer), names.present_key(layer))
         )
+        attended = Attended(window, key[:, : len(prompt)], *scores[layer])
         span = range(shape.L_sink, len(prompt) - shape.L_recent)
-        scale, softcap = scores[layer]
-        vote = Vote(geometry.vote.pool_kernel, scale, softcap, **geometry.vote.options)
-        found.append(shared(vote.scores(window, key[:, : len(prompt)], span), shape.K))
+        found.append(share_budget(window_scores(geometry.vote, attended, span), shape.K))
     return found
 
 

@@ -109,7 +109,7 @@ def _cells(grid: Grid) -> list[Cell]:
 
 
 def _spread(cells: list[Cell], count: int) -> list[Cell]:
-    """The middles of so many equal parts."""
+    """The cells in the middles of `count` equal parts."""
     count = min(count, len(cells))
     return [cells[(2 * i + 1) * len(cells) // (2 * count)] for i in range(count)]
 

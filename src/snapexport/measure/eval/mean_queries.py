@@ -12,14 +12,14 @@ from snapexport.builder.derive import derive
 from snapexport.builder.graph_files import Traces
 from snapexport.builder.options import BuildOptions
 from snapexport.builder.staging import scratch
+from snapexport.compare.loaders import Array
+from snapexport.compare.loop import Loop
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import markers
-from snapexport.measure.accuracy.graph_runner import GraphRunner
-from snapexport.measure.accuracy.sequence import Array
 from snapexport.methods.calibrated.queries import LayerQueries, MeanQueries
 from snapexport.methods.calibrated.surgery import Rotation, rotation_of
 
@@ -42,7 +42,7 @@ def require_queries(build: Build) -> None:
         )
 
 
-def measured(
+def measure_mean_queries(
     build: Build, prompts: Sequence[Sequence[int]], on_prompt: Callable[[], None]
 ) -> MeanQueries:
     """Means over the last prefill chunk of each prompt (token ids). on_prompt: called after each.
@@ -52,9 +52,9 @@ def measured(
     rotations = _rotations(build)
     sums: dict[int, list[Array]] = {layer: [np.zeros(()), np.zeros(())] for layer in rotations}
     count = 0
-    with _watched(build, max(map(len, prompts))) as runner:
+    with _open_with_queries(build, max(map(len, prompts))) as loop:
         for prompt in prompts:
-            states, taken = runner.prompt_states(np.array(prompt)), _taken(build, prompt)
+            states, taken = loop.prompt_states(prompt), _count_of(build, prompt)
             for layer, rotation in rotations.items():
                 window = np.asarray(states[names.query_window(layer)], np.float32)
                 queries = window[0, :, -taken:].astype(np.float64)
@@ -70,16 +70,16 @@ def measured(
 
 
 def queries_of(build: Build, prompts: Sequence[Sequence[int]]) -> int:
-    """How many queries of each head are measured."""
-    return sum(_taken(build, prompt) for prompt in prompts)
+    """The number of queries of each head that are measured."""
+    return sum(_count_of(build, prompt) for prompt in prompts)
 
 
-def _taken(build: Build, prompt: Sequence[int]) -> int:
+def _count_of(build: Build, prompt: Sequence[int]) -> int:
     return min(len(prompt), build.manifest.prefill_chunk)
 
 
 def _rotations(build: Build) -> dict[int, Rotation]:
-    """Of the layers that vote."""
+    """RoPE of each layer that votes."""
     graph = gs.import_onnx(Traces.of(build).models["prefill"])
     voting = {index for index, layer in build.manifest.model.cached.items() if not layer.reach}
     return {
@@ -94,7 +94,7 @@ def _before_rope(query: gs.Tensor) -> gs.Tensor:
 
 
 @contextmanager
-def _watched(build: Build, longest: int) -> Iterator[GraphRunner]:
+def _open_with_queries(build: Build, longest: int) -> Iterator[Loop]:
     """Graphs whose window is a whole chunk, with its queries before RoPE.
 
     longest: of the prompts. A cache of the build's L_max may be far larger.
@@ -108,5 +108,5 @@ def _watched(build: Build, longest: int) -> Iterator[GraphRunner]:
         out = directory / "queries"
         exact = replace(manifest.graph_options, prompt_cache_dtype=None)
         watched = derive(build, geometry, out, exact, shown=_before_rope, link_weights=True)
-        with G_LOGGER.verbosity(G_LOGGER.CRITICAL), GraphRunner(watched) as runner:
-            yield runner
+        with G_LOGGER.verbosity(G_LOGGER.CRITICAL), Loop(watched) as loop:
+            yield loop

@@ -52,13 +52,13 @@ class OpenGraphs:
     def executor(
         self, build: Build, prefill: PrefillForm = "chunks", prompt_cache: PromptCache | None = None
     ) -> BatchExecutor:
-        """As `open_executor`. Raises UserError, and its graphs do when they run."""
+        """An executor by `open_executor`. Raises UserError, and its graphs do when they run."""
         return open_executor(
             build, **self._running, prefill=prefill, prompt_cache=prompt_cache, make=self._make
         )
 
-    def held(self, manifest: Manifest, graph: GraphName) -> int:
-        """How many graphs of a name are held at once; 0: all, as their weights are mapped."""
+    def most_held(self, manifest: Manifest, graph: GraphName) -> int:
+        """The number of graphs of a name that are held at once; 0: all, as weights are mapped."""
         if self._running["backend"] == "onnxruntime" and not manifest.holds_integers:
             return 0
         fewest = _DECODE if graph == "decode" else _OF_PROMPTS
@@ -68,14 +68,15 @@ class OpenGraphs:
 
     @property
     def _is_little_left(self) -> bool:
-        """Of the memory that was free, not half: a graph may take several times its weights."""
+        """Whether less than half of the free memory is left: a graph may take several times its
+        weights."""
         return (host_available() or self._free) < self._free // 2
 
-    def opened(self, build: Build, graph: GraphName, make: Callable[[], GraphBackend]) -> _Opened:
+    def open(self, build: Build, graph: GraphName, make: Callable[[], GraphBackend]) -> _Opened:
         """A graph, which is now the last that is let go."""
         same = self._opened[graph]
         sha256 = build.manifest.graphs[graph].sha256
-        found, most = same.pop(sha256, None), self.held(build.manifest, graph)
+        found, most = same.pop(sha256, None), self.most_held(build.manifest, graph)
         while found is None and 0 < most <= len(same):
             del same[next(iter(same))]
         same[sha256] = found or _Opened(make())
@@ -117,7 +118,7 @@ class _OnDemand:
         number = next(self._graphs.count)
 
         def run() -> None:
-            opened = self._graphs.opened(self._build, graph, self._make)
+            opened = self._graphs.open(self._build, graph, self._make)
             if number not in opened.works:
                 opened.works[number] = opened.backend.bind(graph, buffers)
             opened.works[number]()

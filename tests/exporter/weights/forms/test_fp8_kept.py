@@ -17,11 +17,11 @@ from snapexport.builder import BuildOptions, build
 from snapexport.builder.plan.model import read_model
 from snapexport.builder.plan.weights import stored_bytes
 from snapexport.cli.app import main
+from snapexport.compare.model import reference_model
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.files.safetensors import TensorSpan, read_header
-from snapexport.measure.accuracy.reference import reference_model
 from tests.exporter.quantized_files import (
     DTYPES,
     dequantized_checkpoint,

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from onnxruntime import ExecutionOrder, InferenceSession
+from numpy.typing import NDArray
 from polygraphy import cuda as polygraphy_cuda
 from polygraphy.backend.onnxrt import OnnxrtRunner
 from polygraphy.backend.trt import TrtRunner
@@ -23,8 +23,14 @@ from polygraphy.logger import G_LOGGER
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphName
 from snapexport.errors import UserError, first_line, needs_extra
-from snapexport.measure.accuracy.sequence import Array, Feed
 from snapexport.runtime.ort.session import session_options
+
+with needs_extra("cpu"):
+    from onnxruntime import ExecutionOrder, InferenceSession
+
+Array = NDArray[Any]
+Feed = dict[str, Array]
+"""Inputs or outputs of a graph, by name."""
 
 Infer = Callable[[Feed], Feed]
 GraphLoader = Callable[[GraphName], AbstractContextManager[Infer]]
@@ -48,7 +54,7 @@ def on_onnxruntime(build: Build) -> GraphLoader:
 def _session(build: Build, graph: GraphName) -> InferenceSession:
     """A session whose weights stay mapped from their files, without a copy.
 
-    Left alone, ONNX Runtime rearranges weights, and widens those in fp16 as it loads them. Here
+    By default ONNX Runtime rearranges weights, and widens those in fp16 as it loads them. Here
     each is widened right before its product, and dropped after it.
     """
     options = session_options(None, prepack=build.manifest.holds_integers, settings={})

@@ -16,9 +16,9 @@ from cuda import pathfinder
 from polygraphy.logger import G_LOGGER
 
 from snapexport.cli.app import main
+from snapexport.compare.loaders import find_cudart, on_tensorrt
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.accuracy.graph_loader import find_cudart, on_tensorrt
 from snapexport.runtime.trt.engines import open_engines
 from tests.fakes import tensorrt
 from tests.fakes.cuda import FakeCuda

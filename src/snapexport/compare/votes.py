@@ -1,6 +1,7 @@
 """Compares the positions that graphs keep of a prompt with a vote in float64.
 
-The queries and keys that vote are those of transformers' own attention.
+The queries and keys that vote are those of transformers' own attention. Knows the vote by a window
+of queries, and no other kind.
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from snapexport.builder.selfcheck.attention import Attended
-from snapexport.builder.selfcheck.difference import HINT
+from snapexport.compare.difference import HINT
+from snapexport.compare.reference import Attended
+from snapexport.contract import vote as contract
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.slots import LayerGeometry
 from snapexport.errors import UserError
@@ -25,6 +27,15 @@ Kept = Sequence[NDArray[np.int64]]
 """Positions that each layer keeps, [Hkv,K] ascending, -1 where unused."""
 
 _COMBINED = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax}
+
+
+def window_scores(vote: contract.Vote, attended: Attended, span: range) -> Tensor:
+    """Scores that rank the eligible positions `span`, float64 [Hkv,n].
+
+    attended: the queries of the window, and the keys of the prompt.
+    """
+    options = Vote(vote.pool_kernel, attended.scaling, attended.softcap, **vote.options)
+    return options.scores(attended.query, attended.key, span)
 
 
 def require_same_vote(
@@ -43,27 +54,16 @@ def require_same_vote(
         if not layer.K:
             continue
         span = range(layer.L_sink, layer.L_sink + layer.eligible(prompt))
-        scores = _scores(one, span, geometry, prompt, len(positions))
+        window = one.of_tokens(prompt - geometry.vote.L_obs, prompt)
+        scores = window_scores(geometry.vote, window, span)
+        if len(scores) != len(positions):
+            # Latent attention has a key for each query head, and one set of positions for all.
+            combine: Any = _COMBINED[geometry.vote.group]
+            scores = combine(scores, dim=0, keepdim=True)
         if wrong := wrong_choice(scores, torch.from_numpy(positions), span, _TIE):
             raise UserError(
                 f"layer {depth[place]} keeps other positions than its vote: {wrong}", HINT
             )
-
-
-def _scores(
-    attended: Attended, span: range, geometry: CacheGeometry, prompt: int, kv_heads: int
-) -> Tensor:
-    """Scores that rank the eligible positions, float64 [kv_heads,n]."""
-    vote = geometry.vote
-    options = Vote(vote.pool_kernel, attended.scaling, attended.softcap, **vote.options)
-    window = attended.query[:, prompt - vote.L_obs : prompt]
-    scores = options.scores(window, attended.key[:, :prompt], span)
-    if len(scores) == kv_heads:
-        return scores
-    # Latent attention has a key for each query head, and one set of positions for all of them.
-    combine: Any = _COMBINED[vote.group]
-    combined: Tensor = combine(scores, dim=0, keepdim=True)
-    return combined
 
 
 def visible_after(

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from snapexport.builder import build
 from snapexport.cli.app import main
+from snapexport.compare.difference import Distance, tolerance
 from snapexport.contract.build_directory import Build
-from snapexport.measure.accuracy.difference import Distance, tolerance
 from snapexport.vault import CHECKPOINT
 from tests.oracle import checkpoints, wholes
 
