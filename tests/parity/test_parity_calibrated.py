@@ -21,7 +21,7 @@ from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.slots import LayerGeometry
 from snapexport.errors import UserError
-from snapexport.measure.eval.mean_queries import measure_mean_queries
+from snapexport.methods.calibrated.measure import measure_mean_queries
 from snapexport.methods.calibrated.queries import MeanQueries
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.oracle import cases, masked

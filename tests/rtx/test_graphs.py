@@ -15,7 +15,7 @@ from snapexport.contract.graph_kinds import graph_of
 from snapexport.contract.memory import composed_attention
 from snapexport.files.dtypes import DType, of_tensorrt
 from snapexport.graphs.functions import EXPERTS
-from snapexport.measure.eval.mean_queries import measure_mean_queries
+from snapexport.methods.calibrated.measure import measure_mean_queries
 from tests.graphs import layered
 from tests.oracle import cases, checkpoints
 from tests.rtx import conftest

@@ -1,35 +1,31 @@
-"""Measure on your texts how many positions each KV head of a model should keep, or its queries.
+"""Measure on your texts what a cache method of a build needs to know of a model.
 
-Writes a file for `snapexport build --head-budget`. BUILD is a build of the model whose heads have
-equal budgets: its vote, on passages of the documents, shows what each head needs (AdaKV). Use texts
-like those that the model will read.
-
-With --mean-queries the file is for `snapexport build --mean-queries`, whose vote knows no question
-(TriAttention). Then BUILD is any build of the model with --baseline.
+Writes a file for the flag of `snapexport build` that --help names. BUILD is a build of the model,
+whose vote or whose traces (--baseline) show it on passages of the documents. Use texts like those
+that the model will read.
 
 example:
-  snapexport calibrate qwen.build --documents reports/ --out heads.json
-  snapexport build --model qwen --L-max 32768 --head-budget heads.json --out heads.build
-  snapexport calibrate qwen.build --mean-queries --documents reports/ --out queries.json
+  snapexport calibrate qwen.build --documents reports/ --out measured.json
 """
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from snapexport.cli.console import OUT, AnswerProgress
 from snapexport.cli.flags import whole_file
 from snapexport.contract.build_directory import Build
-from snapexport.errors import UserError, needs_extra
+from snapexport.errors import UserError, flag_of, needs_extra
+from snapexport.methods.method import Calibration, Method
+from snapexport.methods.table import METHODS
 
-HELP = "measure what build --head-budget or --mean-queries reads"
+if TYPE_CHECKING:
+    from snapexport.compare.method import MethodMeasure
+
+HELP = "measure on texts what flags of build read"
 
 LONGEST = 2048
-
-Source = dict[str, Any]
-"""Where the numbers of a file come from."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,11 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="what was measured, as JSON"
     )
-    parser.add_argument(
-        "--mean-queries",
-        action="store_true",
-        help="measure the queries before RoPE, in place of head budgets",
-    )
+    for one in _calibrations():
+        if not one.is_default:
+            parser.add_argument(flag_of(one.flag), action="store_true", help=one.help)
     parser.add_argument(
         "--passages",
         type=int,
@@ -68,17 +62,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write the file, and print how far the heads differ."""
+    """Measure, write the file, and print what was found."""
     build = Build.open(arguments.build)
     with needs_extra("eval"):
         from snapexport.measure.eval.documents import passages, read_documents
-        from snapexport.measure.eval.head_budgets import require_votes
-        from snapexport.measure.eval.mean_queries import require_queries
         from snapexport.runtime.requests.prompts import load_tokenizer
-    of_queries = arguments.mean_queries
-    (require_queries if of_queries else require_votes)(build)
-    least = 0 if of_queries else build.manifest.geometry.held_whole
-    length, count = _length(build, arguments.length, least), arguments.passages
+
+        measure: MethodMeasure = _chosen(arguments).part("measure")
+    measure.require(build)
+    length, count = _length(build, arguments.length, measure.least(build)), arguments.passages
     if count < 1:
         raise UserError(f"--passages {count} is below 1", "use 1 or more")
     tokenizer = load_tokenizer(build.directory)
@@ -88,8 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     source = {"passages": [passage.name for passage in chosen], "tokens": length}
     with whole_file(arguments.out, "--out") as write:
         with AnswerProgress(len(chosen), "passages") as progress:
-            measure = _mean_queries if of_queries else _head_budgets
-            text, found, words = measure(build, [p.ids for p in chosen], source, progress.advance)
+            prompts = [passage.ids for passage in chosen]
+            text, found, words = measure.calibrate(build, prompts, source, progress.advance)
         write(text)
     if arguments.json:
         print(json.dumps({"file": str(arguments.out), **source, **found}))
@@ -98,27 +90,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _head_budgets(
-    build: Build, prompts: list[Sequence[int]], source: Source, on_prompt: Callable[[], None]
-) -> tuple[str, Source, str]:
-    """The file, and what is said of it, for programs and in words."""
-    from snapexport.measure.eval.head_budgets import measure_head_budget
-
-    budget = measure_head_budget(build, prompts, on_prompt)
-    text = budget.text(source | {"cache_slots": build.manifest.geometry.held_whole})
-    most = max(max(row) / (sum(row) / len(row)) for row in budget.layers if row)
-    words = f"the head that needs most gets {most:.2f} times its layer's mean"
-    return text, {"largest_share_of_mean": round(most, 2)}, words
+def _calibrations() -> list[Calibration]:
+    return [method.calibration for method in METHODS if method.calibration]
 
 
-def _mean_queries(
-    build: Build, prompts: list[Sequence[int]], source: Source, on_prompt: Callable[[], None]
-) -> tuple[str, Source, str]:
-    from snapexport.measure.eval.mean_queries import measure_mean_queries, queries_of
-
-    text = measure_mean_queries(build, prompts, on_prompt).text(source)
-    count = queries_of(build, prompts)
-    return text, {"queries_of_a_head": count}, f"{count} queries of each head"
+def _chosen(arguments: argparse.Namespace) -> Method:
+    """The method whose flag is given, or the one that is measured by default."""
+    known = {method.calibration: method for method in METHODS if method.calibration}
+    given = [one for one in known if not one.is_default and getattr(arguments, one.flag)]
+    return known[next(iter(given), None) or next(one for one in known if one.is_default)]
 
 
 def _length(build: Build, given: int | None, least: int) -> int:

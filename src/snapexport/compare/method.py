@@ -1,10 +1,14 @@
 """Defines what a cache method does in comparisons and calibrations: the base of `measure.py`."""
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from snapexport.compare.loaders import Array, Feed
+from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import Manifest
+
+Prompts = Sequence[Sequence[int]]
+Source = dict[str, Any]
 
 
 class Prefilled(Protocol):
@@ -38,3 +42,19 @@ class MethodMeasure:
     def feeder(self, manifest: Manifest, prompt_length: int) -> Feeder | None:
         """What writes further inputs of decode's steps after a prompt."""
         return None
+
+    def require(self, build: Build) -> None:
+        """Raise UserError for a build by which nothing can be measured."""
+
+    def least(self, build: Build) -> int:
+        """Tokens of a prompt that show nothing."""
+        return 0
+
+    def calibrate(
+        self, build: Build, prompts: Prompts, source: Source, on_prompt: Callable[[], None]
+    ) -> tuple[str, Source, str]:
+        """Measure prompts: the text of a file, and what was found, for programs and in words.
+
+        source: where the numbers come from, for the file. on_prompt: called after each prompt.
+        """
+        raise NotImplementedError

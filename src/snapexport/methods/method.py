@@ -7,7 +7,7 @@ when a layer asks for them.
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kind import GraphKind
@@ -47,6 +47,17 @@ def as_it_is(
     return geometry
 
 
+class Calibration(NamedTuple):
+    """What `snapexport calibrate` measures for a method.
+
+    flag: of `calibrate`, by field. help: for its --help. is_default: measured without a flag.
+    """
+
+    flag: str
+    help: str
+    is_default: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Method:
     """One cache method.
@@ -70,6 +81,7 @@ class Method:
     further: prefill work after a prompt's chunks.
     vote_scores: bytes of the scores of one layer's vote over `slots` positions.
     report: what a summary says of every build, for programs.
+    calibration: what its `measure` part measures on texts.
     words: lines about it in a summary, by their titles.
     """
 
@@ -94,6 +106,7 @@ class Method:
     further: Callable[[CacheGeometry], FurtherWork | None] = lambda geometry: None
     vote_scores: Callable[[ModelFacts, CacheGeometry, int], int] | None = None
     report: Callable[[CacheGeometry, GraphOptions], Facts] = lambda geometry, options: {}
+    calibration: Calibration | None = None
     words: Callable[[CacheGeometry, GraphOptions], Mapping[str, str]] = lambda geometry, options: {}
 
     def part(self, name: str) -> Any:

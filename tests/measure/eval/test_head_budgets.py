@@ -9,8 +9,8 @@ import torch
 from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
-from snapexport.measure.eval.head_budgets import SAFEGUARD, share_budget
 from snapexport.methods.head_budgets.groups import HeadBudget
+from snapexport.methods.head_budgets.measure import SAFEGUARD, share_budget
 from snapexport.vault import CHECKPOINT
 
 TEXT = "The river was quiet. " * 300

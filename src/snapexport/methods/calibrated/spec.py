@@ -18,7 +18,7 @@ from snapexport.contract.graph_options import MethodOptions, option
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, flag, some
 from snapexport.contract.vote import WINDOW, Voter
-from snapexport.methods.method import Method, votes_by
+from snapexport.methods.method import Calibration, Method, votes_by
 
 VOTER = Voter(
     name="calibrated",
@@ -115,4 +115,7 @@ CALIBRATED = Method(
     voter=VOTER,
     rules=_RULES,
     vote_scores=vote_scores,
+    calibration=Calibration(
+        "mean_queries", "measure queries before RoPE, for `build --mean-queries`, not head budgets"
+    ),
 )

@@ -21,7 +21,7 @@ from snapexport.contract.slots import MOST_GROUPS
 from snapexport.errors import UserError
 from snapexport.methods.calibrated.spec import CHOICE as CALIBRATED
 from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
-from snapexport.methods.method import Method
+from snapexport.methods.method import Calibration, Method
 from snapexport.methods.repeat.spec import CHOICE as REPEATED
 
 DEFAULT_GROUPS = 2
@@ -134,4 +134,5 @@ HEAD_BUDGETS = Method(
     reshape=reshape,
     rules=_RULES,
     facts=facts,
+    calibration=Calibration("head_budgets", "", is_default=True),
 )

@@ -13,6 +13,7 @@ import torch
 from polygraphy.logger import G_LOGGER
 
 from snapexport.compare.loop import Loop
+from snapexport.compare.method import MethodMeasure, Prompts, Source
 from snapexport.compare.reference import Attended
 from snapexport.compare.votes import window_scores
 from snapexport.contract import names
@@ -25,7 +26,7 @@ SAFEGUARD = 0.2
 """AdaKV's alpha: the share of a head's budget that does not depend on its votes."""
 
 
-def require_votes(build: Build) -> None:
+def _require_votes(build: Build) -> None:
     """Raise UserError for a build without votes of single heads on a window."""
     geometry = build.manifest.geometry
     if "compress" not in build.manifest.graphs or not geometry.votes:
@@ -50,7 +51,7 @@ def require_votes(build: Build) -> None:
 def measure_head_budget(
     build: Build, prompts: Sequence[Sequence[int]], on_prompt: Callable[[], None]
 ) -> HeadBudget:
-    """The mean budgets of all prompts (token ids), by a build that `require_votes` has taken.
+    """The mean budgets of all prompts (token ids), by a build with single heads' votes on a window.
 
     on_prompt: called after each.
     """
@@ -102,3 +103,25 @@ def _scores(build: Build) -> dict[int, tuple[float, float]]:
             layer = int(node.output[0].rpartition(".")[2])
             found[layer] = attributes["scale"], attributes["softcap"]
     return found
+
+
+class HeadBudgetMeasure(MethodMeasure):
+    """Counts what each head needs, for `build --head-budget`."""
+
+    def require(self, build: Build) -> None:
+        _require_votes(build)
+
+    def least(self, build: Build) -> int:
+        return build.manifest.geometry.held_whole
+
+    def calibrate(
+        self, build: Build, prompts: Prompts, source: Source, on_prompt: Callable[[], None]
+    ) -> tuple[str, Source, str]:
+        budget = measure_head_budget(build, prompts, on_prompt)
+        text = budget.text(source | {"cache_slots": build.manifest.geometry.held_whole})
+        most = max(max(row) / (sum(row) / len(row)) for row in budget.layers if row)
+        words = f"the head that needs most gets {most:.2f} times its layer's mean"
+        return text, {"largest_share_of_mean": round(most, 2)}, words
+
+
+MEASURE = HeadBudgetMeasure()

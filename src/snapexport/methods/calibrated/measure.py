@@ -14,6 +14,7 @@ from snapexport.builder.options import BuildOptions
 from snapexport.builder.staging import scratch
 from snapexport.compare.loaders import Array
 from snapexport.compare.loop import Loop
+from snapexport.compare.method import MethodMeasure, Prompts, Source
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.exclusions import require_compatible
@@ -24,7 +25,7 @@ from snapexport.methods.calibrated.queries import LayerQueries, MeanQueries
 from snapexport.methods.calibrated.surgery import Rotation, rotation_of
 
 
-def require_queries(build: Build) -> None:
+def _require_queries(build: Build) -> None:
     """Raise UserError for a build whose queries cannot be measured."""
     manifest = build.manifest
     build.require_run(command="calibrate")
@@ -69,7 +70,7 @@ def measure_mean_queries(
     return MeanQueries(layers, build.manifest.model.num_hidden_layers)
 
 
-def queries_of(build: Build, prompts: Sequence[Sequence[int]]) -> int:
+def _queries_of(build: Build, prompts: Sequence[Sequence[int]]) -> int:
     """The number of queries of each head that are measured."""
     return sum(_count_of(build, prompt) for prompt in prompts)
 
@@ -110,3 +111,20 @@ def _open_with_queries(build: Build, longest: int) -> Iterator[Loop]:
         watched = derive(build, geometry, out, exact, shown=_before_rope, link_weights=True)
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL), Loop(watched) as loop:
             yield loop
+
+
+class CalibratedMeasure(MethodMeasure):
+    """Averages queries before RoPE, for `build --mean-queries`."""
+
+    def require(self, build: Build) -> None:
+        _require_queries(build)
+
+    def calibrate(
+        self, build: Build, prompts: Prompts, source: Source, on_prompt: Callable[[], None]
+    ) -> tuple[str, Source, str]:
+        text = measure_mean_queries(build, prompts, on_prompt).text(source)
+        count = _queries_of(build, prompts)
+        return text, {"queries_of_a_head": count}, f"{count} queries of each head"
+
+
+MEASURE = CalibratedMeasure()
