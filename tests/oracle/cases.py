@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from snapexport.builder import build
 from snapexport.builder.head_budget import HeadBudget
 from snapexport.builder.options import CACHE_FIELDS
 from snapexport.contract.budgets import topk_per_layer
@@ -20,6 +19,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry, Policy
 from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.presets import VOTE_FIELDS
+from tests.builds import build
 
 from . import checkpoints, masked
 from .masked import OracleRun
