@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(
-        _threads, "1"
-    )  # before a library reads it; processes of tests have it too
+    os.environ.setdefault(_threads, "1")  # libraries read it when they load
 
 
 def pytest_collection_finish() -> None:

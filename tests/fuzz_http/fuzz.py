@@ -24,7 +24,7 @@ from tests.fuzz_http.bodies import MODEL, Case, cases
 from tests.fuzz_http.raw_client import COMPLETIONS, Answer, exchange, post_json
 from tests.serving.process import Serving, serve
 
-SECONDS = 30.0
+SECONDS = 120.0
 MOST_MESSAGE = 2000
 """Characters of an error's message: nobody is sent back what he sent."""
 AT_ONCE = 4

@@ -1,4 +1,4 @@
-"""What tests keep outside of the clone is whole, made once, bounded, and changes with its sources."""
+"""What tests keep outside of the clone is whole, made once, bounded, and named by its sources."""
 
 import os
 import subprocess

@@ -35,7 +35,7 @@ def kept_in(store: Store) -> Iterator[None]:
 def kept(
     answer: Callable[Concatenate[Path, Inputs], Answer],
 ) -> Callable[Concatenate[Path, Inputs], Answer]:
-    """The same function of a checkpoint's directory and others, which looks into the store first."""
+    """The same function of a checkpoint's directory and others, which looks into the store."""
 
     @wraps(answer)
     def found(model_dir: Path, *args: Inputs.args, **options: Inputs.kwargs) -> Answer:

@@ -18,8 +18,8 @@ from snapexport.files.dtypes import DTYPES
 from snapexport.graphs.functions.vote import STAGES
 from tests import trace_cache
 from tests.oracle import checkpoints
-from tests.store import Store
 from tests.rtx.library import ask_all
+from tests.store import Store
 
 VOTED: dict[str, Any] = {"L_recent": 12, "K": 8, "L_obs": 4}
 POLICIES: dict[str, dict[str, Any]] = {

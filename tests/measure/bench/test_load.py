@@ -17,6 +17,7 @@ from snapexport.measure.bench.results import Results
 from snapexport.runtime.requests.llm import LLM
 from tests.measure.bench import triton
 from tests.measure.bench.triton import FakeTriton
+from tests.patience import PATIENCE
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 
 
@@ -124,7 +125,7 @@ def test_interrupted_load_client_closes_its_connection(server: FakeTriton) -> No
 
     def interrupt() -> None:
         """Again until it is heard: a signal just before a thread waits does not wake it."""
-        server.answered.wait(20)
+        server.answered.wait(PATIENCE)
         while not interrupted.wait(0.2):
             signal.pthread_kill(main_thread().ident or 0, signal.SIGUSR1)
 

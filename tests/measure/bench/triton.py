@@ -7,6 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
 from typing import Any
 
+from tests.patience import PATIENCE
+
 
 class FakeTriton(ThreadingHTTPServer):
     """Streams the requested number of tokens, two at a time, and a last event without any.
@@ -63,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
             yield {"text_output": "", "num_output_tokens": count}
             self.server.answered.set()
             if self.server.hold:
-                self.server.waits.append(self.server.hold.wait(20))
+                self.server.waits.append(self.server.hold.wait(PATIENCE))
             if body["input_ids"][0] == self.server.broken:
                 yield {"error": "the executor broke"}
                 return

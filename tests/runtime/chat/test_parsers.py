@@ -373,9 +373,9 @@ def test_calls_after_reasoning_are_read_and_those_within_are_not() -> None:
 )
 def test_hostile_text_takes_time_in_proportion(name: str, piece: str) -> None:
     text = piece * (60_000 // len(piece))
-    started = time.perf_counter()
+    started = time.process_time()
     events = parsed(name, text, range(8, len(text), 8))
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     kinds = Content | Call | CallBegun | CallArguments | CallEnded
     assert all(isinstance(event, kinds) for event in events)
 

@@ -175,9 +175,9 @@ def test_names_of_a_hostile_schema_are_not_multiplied() -> None:
     chain = {
         f"d{n}": {"properties": {f"p{n}": {}}, "$ref": f"#/$defs/d{n + 1}"} for n in range(count)
     }
-    started = time.monotonic()
+    started = time.process_time()
     found = closed({"$defs": chain | {f"d{count}": A}, "$ref": "#/$defs/d0", "properties": {}})
-    assert time.monotonic() - started < 5 and len(json.dumps(found)) < 2_000_000
+    assert time.process_time() - started < 5 and len(json.dumps(found)) < 2_000_000
 
 
 def test_a_schema_is_copied_once_however_its_pointers_are_spelled() -> None:
