@@ -40,7 +40,7 @@ def store() -> "Iterator[Store | None]":
 
 
 @pytest.fixture(scope="session", autouse=True)
-def made_once(store: "Store | None") -> Iterator[None]:
+def made_once(store: "Store | None", one_thread: None) -> Iterator[None]:
     """Traces, builds and the oracle's answers come from the store."""
     if store is None:
         yield
@@ -52,7 +52,7 @@ def made_once(store: "Store | None") -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def one_thread() -> Iterator[None]:
     """A worker computes on one thread: two workers with two each wait for one another."""
     import onnxruntime

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapexport.builder import BuildOptions, build
+from snapexport.builder import BuildOptions
 from snapexport.builder.plan import Plan, PlanRequest, make_plan
 from snapexport.builder.plan.model import PlannedExperts, PlannedForms, PlannedModel, read_model
 from snapexport.builder.plan.plan import plan_for
@@ -28,6 +28,7 @@ from snapexport.errors import UserError
 from snapexport.exporter.integers.choice import INT4
 from snapexport.files.copying import CLONE_BLOCK
 from snapexport.files.safetensors import read_header
+from tests.builds import build
 from tests.facts import model_facts
 from tests.oracle import checkpoints
 from tests.refused import refused

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from snapexport.builder import build
 from snapexport.builder.progress import Silent
 from snapexport.exporter.integers import Form, IntegerRows, IntegerWeight, parts
 from snapexport.exporter.integers.read import dequantized
@@ -22,6 +21,7 @@ from snapexport.graphs.markers import BLOCK_GATHER, BLOCK_MATMUL, TRACE_DOMAIN
 from snapexport.graphs.targets.block_gather import BlockGather
 from snapexport.graphs.targets.matmul_nbits import MatMulNBits
 from snapexport.runtime.requests.llm import LLM
+from tests.builds import build
 from tests.exporter import gguf_files
 from tests.exporter.test_weights import weights_of
 from tests.graphs import bodies

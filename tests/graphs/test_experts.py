@@ -17,7 +17,6 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
-from snapexport.builder import build
 from snapexport.errors import UserError
 from snapexport.exporter import shapes, weights
 from snapexport.exporter.architectures.families import family_of
@@ -34,6 +33,7 @@ from snapexport.graphs.markers import EXPERTS as EXPERTS_MARKER
 from snapexport.graphs.markers import TRACE_DOMAIN
 from snapexport.graphs.targets.composed_experts import ComposedExperts, block_rows, most_blocks
 from snapexport.graphs.targets.moe import MoE
+from tests.builds import build
 from tests.graphs import bodies
 from tests.graphs.bodies import exported
 from tests.graphs.test_functions import run

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.builder import build
 from snapexport.vault import CHECKPOINT, make_prompt
+from tests.builds import build
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.slow

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -113,6 +114,29 @@ def test_the_key_of_a_build_changes_with_all_that_makes_it(
     monkeypatch.setattr(sources, "digest", lambda module: "edited")
     add_key()
     assert len(set(keys)) == len(keys) == 6
+
+
+def test_a_build_of_which_a_test_replaces_a_part_is_made_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(model: Path, out: Path, **options: int) -> None:
+        made.append(out.name)
+        out.mkdir(parents=True)
+
+    made: list[str] = []
+    monkeypatch.setattr(builds, "builder", SimpleNamespace(build=write, __name__="snapexport"))
+    monkeypatch.setattr(builds.Build, "open", lambda out: out)
+    (model := tmp_path / "model").mkdir()
+    with builds.kept_in(Store(tmp_path / "store")):
+        for name in ("made", "found"):
+            builds.build(model, tmp_path / name, L_max=64)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 1)
+            builds.build(model, tmp_path / "replaced", L_max=64)
+        builds.build(model, tmp_path / "reported", L_max=64, progress=1)
+        builds.build(model, tmp_path / "found again", L_max=64)
+    assert made == ["made", "replaced", "reported"]
+    assert (tmp_path / "found again").is_dir()
 
 
 LOADED = """

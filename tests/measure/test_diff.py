@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.measure.accuracy.difference import Distance, tolerance
 from snapexport.vault import CHECKPOINT
+from tests.builds import build
 from tests.oracle import checkpoints, wholes
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.measure.accuracy.layer_weights import read_by_layer
 from snapexport.measure.accuracy.reference import reference_model
+from tests.builds import build
 
 TOKENS = torch.tensor([[5, 3, 9, 2, 7]])
 SMALL: dict[str, Any] = {"L_max": 64, "kv_budget": 32, "batch": 1, "prefill_chunk": 16}

@@ -57,7 +57,10 @@ def key(name: str, module: str, model_dir: Path, *inputs: object) -> str:
     return hashlib.sha256(repr(described).encode()).hexdigest()
 
 
-def files_of(folder: Path) -> dict[str, str]:
-    """The hash of each file in a folder."""
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+def files_of(model: Path) -> dict[str, str]:
+    """The hash of a file, or of each in a folder and below it."""
+    files = [model] if model.is_file() else sorted(p for p in model.rglob("*") if p.is_file())
+    return {
+        str(path.relative_to(model)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }

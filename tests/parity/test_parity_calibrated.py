@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
-from snapexport.builder import build
 from snapexport.builder.mean_queries import MeanQueries
 from snapexport.contract.build_directory import Build
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.errors import UserError
 from snapexport.measure.eval.mean_queries import measured
 from snapexport.runtime.engine.open_executor import open_executor
+from tests.builds import build
 from tests.oracle import cases, masked
 from tests.oracle.raw import RawBuild
 from tests.parity.test_parity_extend import Extended

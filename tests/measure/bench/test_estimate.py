@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes
 from snapexport.measure.bench import estimate as module
 from snapexport.measure.bench.estimate import estimate
 from snapexport.measure.bench.options import BenchOptions
 from snapexport.measure.bench.speed import Plan
+from tests.builds import build
 
 CHUNK, STEP, COMPRESS = 2.0, 0.25, 0.5
 

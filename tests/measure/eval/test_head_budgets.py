@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from snapexport.builder import build
 from snapexport.builder.head_budget import HeadBudget
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval.head_budgets import SAFEGUARD, shared
 from snapexport.vault import CHECKPOINT
+from tests.builds import build
 
 TEXT = "The river was quiet. " * 300
 
