@@ -161,11 +161,11 @@ def test_memory_size_written_as_a_flag_is_never_rounded_down(nbytes: int) -> Non
 # Builds.
 
 GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "pyramid": ("mistral", {"kv_budget": 24, "budget": "pyramid", "batch": 3, "prefill_chunk": 8}),
+    "pyramid": ("mistral", {"kv_budget": 24, "budget": "pyramid", "batch": 3, "prefill_chunk": 32}),
     "sliding, single shot": ("gemma3", {"kv_budget": 24, "prefill_chunk": 64, "dtype": "fp16"}),
     "fp16 caches": ("llama", {"kv_budget": 24, "cache_dtype": "fp16", "batch": 3}),
     "int8 caches": ("llama", {"kv_budget": 24, "cache_dtype": "int8"}),
-    "int4, tied": ("qwen2-tied", {"policy": "full", "weights": "int4"}),
+    "int4, tied": ("qwen2-tied", {"policy": "full", "weights": "int4", "prefill_chunk": 32}),
 }
 
 
@@ -383,6 +383,7 @@ def test_plan_counts_the_weights_of_a_decoder_by_the_model(name: str, tmp_path: 
     """Other paths than `model.layers`, and names that transformers changes."""
     checkpoints.make(name, tmp_path / "m")
     options = {"L_max": 96, "policy": "full", "batch": 1, "target": "portable"}
+    options |= {"prefill_chunk": 32}  # the traces are those of tests/architectures
     built = build(tmp_path / "m", tmp_path / "b", **options)
     files = [built.directory / weights.file for weights in built.manifest.weights]
     stored = sum(span.nbytes for file in files for span in read_header(file).values())

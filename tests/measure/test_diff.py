@@ -53,9 +53,9 @@ def test_diff_compares_the_text_of_a_vision_language_model(
 ) -> None:
     source = tmp_path / kind
     wholes.make(kind, source)
-    built = build(source, tmp_path / "b", L_max=64, L_recent=24, K=16, L_obs=4, prefill_chunk=16)
+    built = build(source, tmp_path / "b", L_max=64, L_recent=24, K=16, L_obs=4, prefill_chunk=32)
     for flags in ([], ["--model", str(source)]):
-        rows = diff(capsys, built, "--steps", "3", "--lengths", "30", *flags)["differences"]
+        rows = diff(capsys, built, "--steps", "3", "--lengths", "40", *flags)["differences"]
         assert rows and all(row["passed"] for row in rows)
 
 
