@@ -16,7 +16,7 @@ from snapexport.exporter.decoders import load_decoder
 from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.simplify import simplify
 from tests import sources, trace_cache
-from tests.oracle import on_disk
+from tests.oracle import checkpoints, on_disk
 from tests.store import Store
 
 
@@ -110,3 +110,18 @@ def test_oracle_answers_anew_when_anything_that_makes_the_answer_changes(
         assert twice(1) == 4
         monkeypatch.setattr(sources, "digest", lambda module: "edited")
         assert twice(1) == 5
+
+
+def test_a_checkpoint_comes_back_with_the_files_that_it_had(tmp_path: Path) -> None:
+    with on_disk.kept_in(store := Store(tmp_path / "kept")):
+        made = [
+            checkpoints.make("llama", tmp_path / name, seed=seed)
+            for name, seed in (("first", 1), ("again", 1), ("other", 2))
+        ]
+        (tmp_path / "filled").mkdir()
+        (tmp_path / "filled" / "note").touch()
+        filled = on_disk.files_of(checkpoints.make("llama", tmp_path / "filled", seed=3))
+    first, again, other = map(on_disk.files_of, made)
+    assert first == again != other and "model.safetensors" in first
+    assert filled.keys() - first.keys() == {"note"}
+    assert len(store.names()) == 2

@@ -150,6 +150,7 @@ build("{checkpoint}", "{out}", L_max=64, kv_budget=24, prefill_chunk=32, verify=
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["snapexport.exporter.trace", "tests.oracle.turns"])
 def test_what_a_module_loads_is_among_its_sources(module: str) -> None:
     assert loaded(f"import {module}") <= sources.closure(module)

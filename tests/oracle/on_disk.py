@@ -51,6 +51,24 @@ def kept(
     return found
 
 
+def kept_folder(
+    make: Callable[Concatenate[str, Path, Inputs], Path],
+) -> Callable[Concatenate[str, Path, Inputs], Path]:
+    """The same function of a name, a directory that it fills, and others."""
+
+    @wraps(make)
+    def found(name: str, directory: Path, *args: Inputs.args, **options: Inputs.kwargs) -> Path:
+        is_empty = not directory.exists() or not any(directory.iterdir())
+        if not _stores or not is_empty:
+            return make(name, directory, *args, **options)
+        described = name, args, sorted(options.items()), sources.digest(make.__module__)
+        entry = f"folder-{hashlib.sha256(repr(described).encode()).hexdigest()}"
+        _stores[-1].directory(entry, lambda: make(name, directory, *args, **options), directory)
+        return directory
+
+    return found
+
+
 def key(name: str, module: str, model_dir: Path, *inputs: object) -> str:
     """inputs: their repr tells them apart."""
     described = name, files_of(model_dir), inputs, sources.digest(module)

@@ -27,7 +27,7 @@ def text_at_a_quarter() -> bool:
 
 def spread() -> bool:
     passages = lost("real_model_text_4096", 4096, "snapstream", 8)["losses"]
-    return statistics.median(passages) < 0.083 and round(max(passages), 2) == 1.13
+    return bool(statistics.median(passages) < 0.083 and round(max(passages), 2) == 1.13)
 
 
 def in_errors(own: Sequence[float], other: Sequence[float]) -> float:
@@ -131,7 +131,7 @@ def four_bits() -> bool:
 
 def six_bits() -> bool:
     own, other = weights("snapexport int4"), weights("llama.cpp Q4_K_M")
-    return own["nats"] > other["nats"] and round(other["bits_per_weight"], 2) == 6.16
+    return bool(own["nats"] > other["nats"] and round(other["bits_per_weight"], 2) == 6.16)
 
 
 def eviction_of_genai() -> bool:
