@@ -9,7 +9,7 @@ from tests.fakes.bindings import over_nothing
 
 PACKAGE = Path(snapexport.__file__).parent
 TENSORRT_CODE = [
-    *sorted(PACKAGE.glob("build/engines/*.py")),
+    *sorted(PACKAGE.glob("builder/engines/*.py")),
     *sorted(PACKAGE.glob("runtime/trt/*.py")),
 ]
 
