@@ -26,8 +26,8 @@ REAL_MODEL := build/real-model
 TEXTS  := $(REAL_MODEL)/documents
 SERVED := build/served.build
 
-.PHONY: help setup demo test test-slow architectures test-rtx rtx-matrix test-triton test-dynamo test-clients \
-	real-model real-model-long fuzz fuzz-short fuzz-http fuzz-http-short soak planted-faults lint types check studies plugins \
+.PHONY: help setup demo test test-slow test-all architectures test-rtx rtx-matrix test-triton test-dynamo test-clients \
+	real-model real-model-long fuzz fuzz-short fuzz-http fuzz-http-short soak soak-servers planted-faults lint types check studies plugins \
 	gpu-check goldens clean
 
 setup: $(STAMP)          ## the environment of everything but Triton's and Dynamo's tests
@@ -47,6 +47,10 @@ test-slow: export PYTHONDONTWRITEBYTECODE =
 test-slow: $(STAMP)      ## the slow tests: ranks, processes, hostile requests, and what few builds have
 	$(PYTEST) -m slow --ignore tests/rtx --ignore tests/real_model
 
+test-all: export PYTHONDONTWRITEBYTECODE =
+test-all: $(STAMP)       ## both in one run, as CI does: each worker loads the libraries once
+	$(PYTEST) -m "not architectures" --ignore tests/rtx --ignore tests/real_model
+
 architectures: export PYTHONDONTWRITEBYTECODE =
 architectures: $(STAMP)  ## every decoder of transformers against it, and the page of results, 20 minutes
 	$(PYTEST) tests/architectures tests/exporter/weights/test_conversion.py --junitxml build/architectures.xml
@@ -59,15 +63,17 @@ rtx-matrix: $(STAMP)     ## every graph of 144 builds by TensorRT for RTX: an ho
 	PYTHONPATH=. $(BIN)/python -m tests.rtx.matrix $(WORDS)
 
 # A failure is tried once more and reported (RERUN): real processes race for two cores.
+test-triton: TESTS ?= tests/serving/triton
 test-triton: export OMP_WAIT_POLICY = passive
 test-triton: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/$(SERVED)
 test-triton: $(SERVED) $(TRITON_STAMP)  ## Triton's real server, in its own environment, 6 minutes
-	$(TRITON_BIN)/python -m pytest --confcutdir=tests/serving --reruns 1 -rR tests/serving/triton
+	$(TRITON_BIN)/python -m pytest --confcutdir=tests/serving --reruns 1 -rR $(TESTS)
 
+test-dynamo: TESTS ?= tests/serving/dynamo
 test-dynamo: export OMP_WAIT_POLICY = passive
 test-dynamo: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/$(SERVED)
 test-dynamo: $(SERVED) $(DYNAMO_STAMP)  ## real Dynamo processes, in their own environment, 11 minutes
-	timeout 1200 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/serving --reruns 1 -rR tests/serving/dynamo
+	timeout 1200 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/serving --reruns 1 -rR $(TESTS)
 
 test-clients: export OMP_WAIT_POLICY = passive
 test-clients: export SNAPEXPORT_TEST_PYTHON = $(abspath $(BIN))/python
@@ -116,7 +122,12 @@ lint: $(STAMP)           ## ruff, and the bounds of lines, pages and imports
 types: $(STAMP)          ## mypy
 	$(BIN)/mypy
 
-check: lint types test test-slow ## before a change lands
+soak-servers: export SNAPEXPORT_SOAK_SECONDS = 120
+soak-servers:            ## the same of Triton's and Dynamo's real servers, of which CI has 20 seconds each
+	$(MAKE) test-triton TESTS=tests/serving/triton/test_soak.py
+	$(MAKE) test-dynamo TESTS=tests/serving/dynamo/test_soak.py
+
+check: lint types test-all ## before a change lands
 
 studies: $(STAMP)        ## tests of the laboratory; its studies: make -f tools/studies/Makefile help
 	$(PYTEST) tools/studies/tests

@@ -1,4 +1,4 @@
-"""A tiny checkpoint and a build of it, shared by the tests that only read them; traces on disk.
+"""What tests share: a tiny checkpoint, a build of it, and the store; one thread for each worker.
 
 Fixtures import what they need: the process that only hands out tests to others loads this file too.
 """
@@ -7,12 +7,22 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from snapexport.contract.build_directory import Build
+    from tests.store import Store
+
+
+for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")  # libraries read it when they load
+
+# The machines that run these tests are shared.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 
 def pytest_collection_finish() -> None:
@@ -22,19 +32,50 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)  # graphs have many objects and few cycles: 700 finds nothing
 
 
+@pytest.fixture(scope="session")
+def store() -> "Iterator[Store | None]":
+    """What tests share with other workers, runs and clones; None: everything is made anew."""
+    from tests import store
+
+    if store.is_off():
+        yield None
+        return
+    yield (used := store.Store(store.usual_folder()))
+    used.trim()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def cached_traces(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Builds of this process take traces, and tests the oracle's answers, from .pytest_cache."""
-    if os.environ.get("SNAPEXPORT_TRACE_CACHE") == "off" or not hasattr(pytestconfig, "cache"):
+def made_once(store: "Store | None", one_thread: None) -> Iterator[None]:
+    """Traces, builds and the oracle's answers come from the store."""
+    if store is None:
         yield
         return
-    from tests import trace_cache
+    from tests import builds, trace_cache
     from tests.oracle import on_disk
 
-    traces, answers = (
-        pytestconfig.cache.mkdir(f"snapexport-{name}") for name in ("traces", "oracle")
-    )
-    with trace_cache.kept_in(traces), on_disk.kept_in(answers):
+    with trace_cache.kept_in(store), on_disk.kept_in(store), builds.kept_in(store):
+        yield
+
+
+@pytest.fixture(scope="session")
+def one_thread() -> Iterator[None]:
+    """A worker computes on one thread: two workers with two each wait for one another."""
+    import onnxruntime
+    import torch
+
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        opened = onnxruntime.InferenceSession.__init__
+
+        def open_with_one_thread(
+            self: Any, model: Any, sess_options: Any = None, *args: Any, **options: Any
+        ) -> None:
+            sess_options = sess_options or onnxruntime.SessionOptions()
+            if sess_options.intra_op_num_threads == 0:
+                sess_options.intra_op_num_threads = 1
+            opened(self, model, sess_options, *args, **options)
+
+        patch.setattr(onnxruntime.InferenceSession, "__init__", open_with_one_thread)
         yield
 
 
@@ -47,7 +88,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> "Build":
-    from snapexport.builder import build
+    from tests.builds import build
 
     out = tmp_path_factory.mktemp("builds") / "llama.build"
     return build(

@@ -1,25 +1,22 @@
-"""Keeps traces on disk, by a key of all their inputs, so that tests trace each model once.
+"""Keeps traces in the store, by a key of all their inputs, so that tests trace each model once.
 
-A trace takes seconds and depends on a config, a dtype, prefill's number of tokens, the exporter's
-sources and five libraries: these are the key. What `simplify` makes of a trace is kept too, by the
-trace itself: it was two thirds of a build whose traces came from here. The folder is shared by the
-workers of a run, and by runs. Processes that tests start trace for themselves.
-SNAPEXPORT_TRACE_CACHE=off traces everything anew; `pytest --cache-clear` empties the folder.
+A trace takes seconds and depends on a config, a dtype, prefill's number of tokens, the sources of
+tracing and the installed packages: these are the key. What `simplify` makes of a trace is kept too,
+by the trace itself: it was two thirds of a build whose traces came from here. Processes that tests
+start trace for themselves.
 
 The table of PyTorch's operators in ONNX is kept too: torch.onnx.export makes it anew each time,
 which is a third of a trace.
 """
 
 import hashlib
+import inspect
 import json
-import os
-import shutil
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, wraps
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -30,21 +27,21 @@ from onnx_ir import tensor_adapters
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-import snapexport
+from tests import sources
+from tests.store import Store
 
-LIBRARIES = ("torch", "transformers", "onnxscript", "onnx-ir", "onnx")
 NO_DATA = "no data"
 """Stands for a weight file's name, for an initializer without data."""
 
 Trace = Callable[..., ir.Model]
 Simplify = Callable[[ir.Model], None]
 
-_folders: list[Path] = []
+_stores: list[Store] = []
 
 
 @contextmanager
-def kept_in(folder: Path) -> Iterator[None]:
-    """Builds of this process take their traces from `folder`, and put new ones there."""
+def kept_in(store: Store) -> Iterator[None]:
+    """Builds of this process take their traces from `store`, and put new ones there."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     from snapexport.exporter import trace
@@ -53,29 +50,33 @@ def kept_in(folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", once(ONNXRegistry.from_torchlib))
         for trace_one in (trace.trace_prefill, trace.trace_decode):
-            patch.setattr(trace, trace_one.__name__, caching(trace_one, folder))
+            patch.setattr(trace, trace_one.__name__, caching(trace_one, store))
         for trace_one in (mtp.trace_mtp, mtp.trace_mtp_prefill):
-            patch.setattr(mtp, trace_one.__name__, caching(trace_one, folder))
-        patch.setattr(link, "simplify", caching_simplify(link.simplify, folder))
-        _folders.append(folder)
+            patch.setattr(mtp, trace_one.__name__, caching(trace_one, store))
+        patch.setattr(link, "simplify", caching_simplify(link.simplify, store))
+        _stores.append(store)
         try:
             yield
         finally:
-            _folders.pop()
+            _stores.pop()
 
 
-def caching(trace: Trace, folder: Path) -> Trace:
-    """The same function, which looks into `folder` first."""
+def caching(trace: Trace, store: Store) -> Trace:
+    """The same function, which looks into `store` first."""
 
     @wraps(trace)
     def cached(decoder: Any, dtype: torch.dtype, *tokens: int) -> ir.Model:
-        path = folder / f"{key(trace.__name__, decoder, dtype, *tokens)}.onnx"
-        if path.is_file():
-            return load(path)
-        model = trace(decoder, dtype, *tokens)
-        without_places(model)
-        save(model, path)
-        return model
+        def traced() -> bytes:
+            made.append(trace(decoder, dtype, *tokens))
+            without_places(made[0])
+            return serialized(made[0])
+
+        made: list[ir.Model] = []
+        made_by = inspect.getmodule(trace)
+        assert made_by is not None
+        name = f"trace-{key(trace.__name__, made_by.__name__, decoder, dtype, *tokens)}"
+        content = store.content(name, traced)
+        return made[0] if made else load(content)
 
     return cached
 
@@ -88,33 +89,36 @@ def of_one_process(
     So they can be compared: Gemma 3 computes its two RoPEs in the order of a set of strings, which
     differs between processes.
     """
-    if not _folders:
+    if not _stores:
         return traces()
-    stem = key("traces", decoder, dtype, *made_by)
-    folder = _folders[-1] / stem
-    if not folder.is_dir():
-        partial = folder.with_suffix(f".{os.getpid()}")
-        for name, model in traces().items():
+
+    def written() -> bytes:
+        made = traces()
+        for model in made.values():
             without_places(model)
-            save(model, partial / f"{name}.onnx")
-        try:
-            partial.rename(folder)
-        except OSError:  # another process was first
-            shutil.rmtree(partial)
-    return {path.stem: load(path) for path in folder.iterdir()}
+        return pickle.dumps({name: serialized(model) for name, model in made.items()})
+
+    name = f"traces-{key('traces', traces.__module__, decoder, dtype, *made_by)}"
+    found: dict[str, bytes] = pickle.loads(_stores[-1].content(name, written))
+    return {name: load(content) for name, content in found.items()}
 
 
-def caching_simplify(simplify: Simplify, folder: Path) -> Simplify:
-    """The same function, which looks into `folder` first."""
+def caching_simplify(simplify: Simplify, store: Store) -> Simplify:
+    """The same function, which looks into `store` first."""
 
     @wraps(simplify)
     def cached(model: ir.Model) -> None:
-        path = folder / f"{simplify_key(model)}.onnx"
-        if path.is_file():
-            model.graph = read(path).graph
-        else:
+        def simplified() -> bytes:
             simplify(model)
-            save(model, path)
+            made.append(model)
+            return serialized(model)
+
+        made: list[ir.Model] = []
+        content = store.content(
+            f"simplified-{simplify_key(model, simplify.__module__)}", simplified
+        )
+        if not made:
+            model.graph = read(content).graph
 
     return cached
 
@@ -124,45 +128,21 @@ def once(make: Callable[..., Any]) -> Any:
     return staticmethod(cache(make))
 
 
-def key(name: str, decoder: Any, dtype: torch.dtype, *tokens: object) -> str:
-    """Two checkpoints of one config have one key, wherever they lie."""
+def key(name: str, module: str, decoder: Any, dtype: torch.dtype, *tokens: object) -> str:
+    """Two checkpoints of one config have one key, wherever they are. module: of what traces."""
     configs = [
         (type(one).__name__, one.to_dict() | {"_name_or_path": ""})
         for one in (decoder.config, decoder.whole)
         if one is not None
     ]
     described = configs, str(replace(decoder, config=None, whole=None))
-    made_by = [name, described, str(dtype), tokens, sources(), libraries()]
+    made_by = [name, described, str(dtype), tokens, sources.digest(module)]
     return hashlib.sha256(json.dumps(made_by, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def simplify_key(model: ir.Model) -> str:
-    """Two traces of the same bytes have one key, whatever made them."""
-    made_by = hashlib.sha256(serialized(model))
-    made_by.update(json.dumps(["simplify", sources(), libraries()]).encode())
-    return made_by.hexdigest()
-
-
-@cache
-def libraries() -> list[str]:
-    return [version(library) for library in LIBRARIES]
-
-
-@cache
-def sources() -> str:
-    """Hash of the sources that take part in tracing."""
-    package = Path(snapexport.__file__).parent
-    files = [*sorted((package / "exporter").resolve().rglob("*.py")), package / "contract/names.py"]
-    files += sorted((package / "graphs").resolve().glob("*.py"))
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
-
-
-def save(model: ir.Model, path: Path) -> None:
-    written = serialized(model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_bytes(written)
-    partial.replace(path)
+def simplify_key(model: ir.Model, module: str) -> str:
+    """Two traces of the same bytes have one key, whatever made them. module: of what simplifies."""
+    return hashlib.sha256(serialized(model) + sources.digest(module).encode()).hexdigest()
 
 
 def without_places(model: ir.Model) -> None:
@@ -184,9 +164,9 @@ def serialized(model: ir.Model) -> bytes:
     return written
 
 
-def load(path: Path) -> ir.Model:
+def load(content: bytes) -> ir.Model:
     """A trace, whose weights are fake tensors. Those of one shape share one."""
-    model, empties = read(path), dict[tuple[Any, ...], FakeTensor]()
+    model, empties = read(content), dict[tuple[Any, ...], FakeTensor]()
     with FakeTensorMode():
         for value in model.graph.initializers.values():
             if value.const_value is None:
@@ -194,9 +174,9 @@ def load(path: Path) -> ir.Model:
     return model
 
 
-def read(path: Path) -> ir.Model:
-    """What `save` wrote. Initializers without data have none at all."""
-    model = ir.from_proto(onnx.load(path, load_external_data=False))
+def read(content: bytes) -> ir.Model:
+    """What `serialized` wrote. Initializers without data have none at all."""
+    model = ir.from_proto(onnx.load_model_from_string(content))
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if isinstance(tensor, ir.ExternalTensor) and tensor.location == NO_DATA:

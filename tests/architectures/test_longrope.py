@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Phi3Config
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
+from tests.builds import build
 from tests.oracle.cases import LOGITS, prompt
 from tests.oracle.checkpoints import randomise
 from tests.oracle.raw import RawBuild, prefill_and_compress

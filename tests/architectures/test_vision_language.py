@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from snapexport.builder import build
 from snapexport.runtime.engine.open_executor import open_executor
+from tests.builds import build
 from tests.oracle import wholes
 from tests.oracle.cases import LOGITS
 

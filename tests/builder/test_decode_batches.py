@@ -6,9 +6,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from snapexport.builder import BuildOptions, build
+from snapexport.builder import BuildOptions
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphName
+from tests.builds import build
 
 
 @pytest.fixture(scope="module")

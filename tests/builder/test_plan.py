@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapexport.builder import BuildOptions, build
+from snapexport.builder import BuildOptions
 from snapexport.builder.plan import Plan, PlanRequest, make_plan
 from snapexport.builder.plan.footprint import PlannedTensors
 from snapexport.builder.plan.model import PlannedExperts, PlannedForms, PlannedModel, read_model
@@ -27,6 +27,7 @@ from snapexport.errors import UserError
 from snapexport.exporter.weights.forms.choice import INT4
 from snapexport.files.copying import CLONE_BLOCK
 from snapexport.files.safetensors import read_header
+from tests.builds import build
 from tests.facts import model_facts
 from tests.oracle import checkpoints
 from tests.refused import refused
@@ -159,11 +160,11 @@ def test_memory_size_written_as_a_flag_is_never_rounded_down(nbytes: int) -> Non
 # Builds.
 
 GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "pyramid": ("mistral", {"kv_budget": 24, "budget": "pyramid", "batch": 3, "prefill_chunk": 8}),
+    "pyramid": ("mistral", {"kv_budget": 24, "budget": "pyramid", "batch": 3, "prefill_chunk": 32}),
     "sliding, single shot": ("gemma3", {"kv_budget": 24, "prefill_chunk": 64, "dtype": "fp16"}),
     "fp16 caches": ("llama", {"kv_budget": 24, "cache_dtype": "fp16", "batch": 3}),
     "int8 caches": ("llama", {"kv_budget": 24, "cache_dtype": "int8"}),
-    "int4, tied": ("qwen2-tied", {"policy": "full", "weights": "int4"}),
+    "int4, tied": ("qwen2-tied", {"policy": "full", "weights": "int4", "prefill_chunk": 32}),
 }
 
 
@@ -381,6 +382,7 @@ def test_plan_counts_the_weights_of_a_decoder_by_the_model(name: str, tmp_path: 
     """Other paths than `model.layers`, and names that transformers changes."""
     checkpoints.make(name, tmp_path / "m")
     options = {"L_max": 96, "policy": "full", "batch": 1, "target": "portable"}
+    options |= {"prefill_chunk": 32}  # the traces are those of tests/architectures
     built = build(tmp_path / "m", tmp_path / "b", **options)
     files = [built.directory / weights.file for weights in built.manifest.weights]
     stored = sum(span.nbytes for file in files for span in read_header(file).values())

@@ -25,6 +25,7 @@ from snapexport.errors import UserError
 from snapexport.runtime.requests.generation_config import recommended_sampling
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
+from tests.patience import PATIENCE, is_waiting, until
 from tests.refused import refused
 from tests.runtime.tokenizers_for_tests import byte_level
 
@@ -266,7 +267,7 @@ def test_ctrl_c_is_noted_during_work_and_raised_while_waiting_for_input() -> Non
         assert interrupts.came
         with pytest.raises(KeyboardInterrupt), interrupts.as_errors():
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1)
+            time.sleep(PATIENCE)
     assert signal.getsignal(signal.SIGINT) == former
 
 
@@ -283,6 +284,7 @@ def test_chat_on_a_terminal_edits_lines_and_ends_by_ctrl_d(chatting: Path) -> No
         os.write(terminal, b"dropped")
         read_until(terminal, b"dropped")
         time.sleep(0.2)  # Python misses a signal that comes just before it waits for a key
+        until(lambda: is_waiting(pid))
         os.write(terminal, b"\x03")
         read_until(terminal, b"\r\n> ")
         os.write(terminal, b"\x04")
@@ -291,7 +293,7 @@ def test_chat_on_a_terminal_edits_lines_and_ends_by_ctrl_d(chatting: Path) -> No
         os.close(terminal)
 
 
-def read_until(terminal: int, end: bytes, seconds: float = 60) -> bytes:
+def read_until(terminal: int, end: bytes, seconds: float = PATIENCE) -> bytes:
     """What the terminal shows up to `end`."""
     shown, last = b"", time.monotonic() + seconds
     while not shown.endswith(end):

@@ -201,7 +201,7 @@ def spelling_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """A build with a tokenizer: one token a byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from snapexport.builder import build
+    from tests.builds import build
 
     directory = tmp_path_factory.mktemp("spelling")
     model = checkpoints.make("llama", directory / "model")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.cli.kept_view import MOST_ROWS, kept_picture, picture_width
 from snapexport.contract.build_directory import Build
 from snapexport.contract.records import GeometryRecord
 from snapexport.vault import CHECKPOINT
+from tests.builds import build
 
 LENGTH = 64
 GEOMETRY = GeometryRecord(

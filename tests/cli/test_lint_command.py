@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.builder import build, lint
+from snapexport.builder import lint
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
+from tests.builds import build
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 _SIGTERM = 1 << (signal.SIGTERM - 1)
 
 
@@ -29,7 +31,7 @@ def test_an_interrupt_while_modules_load_ends_without_traceback(after: float) ->
         time.sleep(0.002)
     time.sleep(after)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=PATIENCE)
     assert "Traceback" not in error
     assert process.returncode == 130
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.compare.difference import Distance, tolerance
 from snapexport.contract.build_directory import Build
 from snapexport.vault import CHECKPOINT
+from tests.builds import build
 from tests.oracle import checkpoints, wholes
 
 
@@ -53,9 +53,9 @@ def test_diff_compares_the_text_of_a_vision_language_model(
 ) -> None:
     source = tmp_path / kind
     wholes.make(kind, source)
-    built = build(source, tmp_path / "b", L_max=64, L_recent=24, K=16, L_obs=4, prefill_chunk=16)
+    built = build(source, tmp_path / "b", L_max=64, L_recent=24, K=16, L_obs=4, prefill_chunk=32)
     for flags in ([], ["--model", str(source)]):
-        rows = diff(capsys, built, "--steps", "3", "--lengths", "30", *flags)["differences"]
+        rows = diff(capsys, built, "--steps", "3", "--lengths", "40", *flags)["differences"]
         assert rows and all(row["passed"] for row in rows)
 
 

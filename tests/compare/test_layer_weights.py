@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from snapexport.builder import build
 from snapexport.compare.model import read_by_layer, reference_model
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
+from tests.builds import build
 
 TOKENS = torch.tensor([[5, 3, 9, 2, 7]])
 SMALL: dict[str, Any] = {"L_max": 64, "kv_budget": 32, "batch": 1, "prefill_chunk": 16}

@@ -47,10 +47,11 @@ class RealBuilds:
     def __init__(self, work: Path) -> None:
         from snapexport.exporter import trace
         from tests import trace_cache
+        from tests.store import Store
 
         self._checkpoint = work / "llama"
         for name in ("trace_prefill", "trace_decode"):
-            cached = trace_cache.caching(getattr(trace, name), work / "traces")
+            cached = trace_cache.caching(getattr(trace, name), Store(work / "traces"))
             setattr(trace, name, cached)
 
     def write(self, target: Path, overwrite: bool) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from snapexport.errors import UserError
 from tests.fuzz import children, outcomes
+from tests.patience import PATIENCE
 
 
 class Fake:
@@ -49,7 +50,7 @@ def eat() -> None:
 
 
 def wait() -> None:
-    time.sleep(60)
+    time.sleep(PATIENCE)
 
 
 def loop() -> None:
@@ -74,7 +75,8 @@ def test_harness_reports_every_end_of_a_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     # A case that only waits is all that has to meet the clock.
-    monkeypatch.setattr(children, "SECONDS", 0.5 if way == outcomes.HANG else 4.0)
+    if way == outcomes.HANG:
+        monkeypatch.setattr(children, "SECONDS", 0.5)
     monkeypatch.setattr(children, "CPU_SECONDS", 1)
     (result,) = children.run(Fake(way), 0, [5], tmp_path, workers=1)
     assert (result.index, result.outcome) == (5, way.split()[0])

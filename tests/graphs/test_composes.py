@@ -11,7 +11,6 @@ import onnx_graphsurgeon as gs
 import onnxruntime as ort
 import pytest
 
-from snapexport.builder import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kind import GraphKind
@@ -28,6 +27,7 @@ from snapexport.methods.method import Method
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
 from snapexport.runtime.engine.graph_set import GraphSet, Role
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
+from tests.builds import build
 
 LAST = "last_position"
 OPTIONS = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24, "batch": 2}

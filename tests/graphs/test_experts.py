@@ -17,7 +17,6 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
-from snapexport.builder import build
 from snapexport.errors import UserError
 from snapexport.exporter.model.models import parameters
 from snapexport.exporter.model.probe import load_decoder, look
@@ -33,6 +32,7 @@ from snapexport.graphs.functions import EXPERTS
 from snapexport.graphs.markers import EXPERTS as EXPERTS_MARKER
 from snapexport.graphs.markers import TRACE_DOMAIN
 from snapexport.graphs.targets.experts import ComposedExperts, MoE, block_rows, most_blocks
+from tests.builds import build
 from tests.graphs import bodies
 from tests.graphs.bodies import exported
 from tests.graphs.test_functions import run

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from snapexport import LLM, SamplingParams
-from snapexport.builder import BuildOptions, build
+from snapexport.builder import BuildOptions
 from snapexport.builder.derive import derive
 from snapexport.builder.lint import lint_build
 from snapexport.builder.plan import PlanRequest, make_plan
@@ -20,6 +20,7 @@ from snapexport.builder.plan.weights import stored_bytes
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.files.copying import CLONE_BLOCK
+from tests.builds import build
 from tests.oracle import cases, checkpoints
 from tests.oracle.cases import Case
 

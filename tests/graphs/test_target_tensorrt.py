@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from onnx import inliner
 from onnx.helper import make_node
 
-from snapexport.builder import build
 from snapexport.builder.derive import derive
 from snapexport.builder.lint import lint_build
 from snapexport.contract.build_directory import Build
 from snapexport.graphs.targets.tensorrt import masked_attention, split_topk, votes
 from snapexport.runtime.engine.open_executor import open_executor
+from tests.builds import build
 from tests.graphs.bodies import calling, function, run
 from tests.graphs.test_sinks import EVERY_SHAPE
 from tests.oracle import cases, checkpoints

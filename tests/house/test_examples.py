@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.builder import build
 from snapexport.vault import CHECKPOINT, make_prompt
+from tests.builds import build
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ def _build(out: Path, model: Path = CHECKPOINT, **options: object) -> Path:
 def run(example: str, *arguments: object) -> str:
     """Standard output of an example."""
     command = [sys.executable, EXAMPLES / example, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -92,7 +93,7 @@ def served(vault: Path) -> Iterator[str]:
     try:
         yield json.loads(server.stdout.readline())["openai"]
         server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=60) == 0
+        assert server.wait(timeout=PATIENCE) == 0
     finally:
         server.kill()
         server.wait()

@@ -23,6 +23,7 @@ from snapexport.measure.eval.grid import make_grid
 from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.records import JOURNAL
 from tests.measure.eval import builds
+from tests.patience import PATIENCE
 from tests.refused import refused
 
 pytestmark = pytest.mark.slow
@@ -70,7 +71,7 @@ def kill_midway(build: Path, out: Path) -> None:
     while answers(out) < before + 5 and process.poll() is None:
         time.sleep(0.002)
     process.kill()
-    assert process.wait(timeout=60) == -signal.SIGKILL
+    assert process.wait(timeout=PATIENCE) == -signal.SIGKILL
     assert before + 5 <= answers(out) < 120
 
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.cli.flags import whole_file
 from snapexport.contract.build_directory import Build
@@ -25,6 +24,7 @@ from snapexport.errors import UserError
 from snapexport.measure.page import TokenizedPrompt, render
 from snapexport.measure.page.data import kept_bits, layer_regions, pack
 from snapexport.vault import CHECKPOINT
+from tests.builds import build
 from tests.refused import refused
 from tests.runtime.tokenizers_for_tests import byte_level
 

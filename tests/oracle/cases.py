@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from snapexport.builder import build
 from snapexport.builder.options import cache_fields
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry, Policy
 from snapexport.contract.policies import VOTE_FIELDS, topk_per_layer
 from snapexport.contract.records import GeometryRecord
 from snapexport.methods.head_budgets.groups import HeadBudget
+from tests.builds import build
 
 from . import checkpoints, masked
 from .masked import OracleRun

@@ -23,6 +23,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from .on_disk import kept_folder
+
 VOCABULARY = 257
 MAX_POSITIONS = 1024
 WINDOW = 24
@@ -164,6 +166,7 @@ _GAINS |= {"gate_proj": 1.5, "up_proj": 1.5, "down_proj": 1.5, "lm_head": 3.0}
 _GAINS |= {"gate_up_proj": 1.5, "gate": 3.0, "router": 3.0}
 
 
+@kept_folder
 def make(
     architecture: str,
     directory: Path,

@@ -1,83 +1,84 @@
-"""Keeps the oracle's answers on disk, by all that makes them, so that transformers answers once.
+"""Keeps the oracle's answers in the store, by all that makes them, so transformers answers once.
 
-An answer depends on a checkpoint's files, the other arguments, the sources of the oracle and of
-what it imports, and four libraries: these are the key. Without a folder each process asks
-transformers anew, as with SNAPEXPORT_TRACE_CACHE=off.
+An answer depends on a checkpoint's files, the other arguments, the sources of the module that
+answers and of what it imports, and the installed packages: these are the key. Without a store each
+process asks transformers anew, as with SNAPEXPORT_TRACE_CACHE=off.
 """
 
 import hashlib
-import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, wraps
-from importlib.metadata import version
+from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-import snapexport
-
-LIBRARIES = ("torch", "transformers", "numpy", "safetensors")
-ORACLE = ("drafts.py", "masked.py", "routing.py", "turns.py", "vote.py")
-IMPORTED = (
-    *("errors.py", "contract/columns.py", "contract/geometry.py", "contract/slots.py"),
-    *("contract/steps.py", "contract/layer_geometry.py", "contract/head_groups.py"),
-    "contract/vote.py",
-    "plugins/reference.py",
-)
-"""Of snapexport: the geometry, and the vote's options."""
+from tests import sources
+from tests.store import Store
 
 Inputs = ParamSpec("Inputs")
 Answer = TypeVar("Answer")
 
-_folders: list[Path] = []
+_stores: list[Store] = []
 
 
 @contextmanager
-def kept_in(folder: Path) -> Iterator[None]:
-    """Answers of this process come from `folder` in this block, and new ones are put there."""
-    _folders.append(folder)
+def kept_in(store: Store) -> Iterator[None]:
+    """Answers of this process come from `store` in this block, and new ones are put there."""
+    _stores.append(store)
     try:
         yield
     finally:
-        _folders.pop()
+        _stores.pop()
 
 
 def kept(
     answer: Callable[Concatenate[Path, Inputs], Answer],
 ) -> Callable[Concatenate[Path, Inputs], Answer]:
-    """The same function of a checkpoint's directory and others, which looks for a file first."""
+    """The same function of a checkpoint's directory and others, which looks into the store."""
 
     @wraps(answer)
     def found(model_dir: Path, *args: Inputs.args, **options: Inputs.kwargs) -> Answer:
-        if not _folders:
+        if not _stores:
             return answer(model_dir, *args, **options)
-        path = _folders[-1] / f"{key(answer.__qualname__, model_dir, args, options)}.pickle"
-        if path.is_file():
-            known: Answer = pickle.loads(path.read_bytes())
-            return known
-        new = answer(model_dir, *args, **options)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(pickle.dumps(new))
-        partial.replace(path)
-        return new
+        module = answer.__module__
+        name = f"answer-{key(answer.__qualname__, module, model_dir, args, options)}"
+        known: Answer = pickle.loads(
+            _stores[-1].content(name, lambda: pickle.dumps(answer(model_dir, *args, **options)))
+        )
+        return known
 
     return found
 
 
-def key(name: str, model_dir: Path, *inputs: object) -> str:
+def kept_folder(
+    make: Callable[Concatenate[str, Path, Inputs], Path],
+) -> Callable[Concatenate[str, Path, Inputs], Path]:
+    """The same function of a name, a directory that it fills, and others."""
+
+    @wraps(make)
+    def found(name: str, directory: Path, *args: Inputs.args, **options: Inputs.kwargs) -> Path:
+        is_empty = not directory.exists() or not any(directory.iterdir())
+        if not _stores or not is_empty:
+            return make(name, directory, *args, **options)
+        described = name, args, sorted(options.items()), sources.digest(make.__module__)
+        entry = f"folder-{hashlib.sha256(repr(described).encode()).hexdigest()}"
+        _stores[-1].directory(entry, lambda: make(name, directory, *args, **options), directory)
+        return directory
+
+    return found
+
+
+def key(name: str, module: str, model_dir: Path, *inputs: object) -> str:
     """inputs: their repr tells them apart."""
-    files = {path.name: digest([path]) for path in sorted(model_dir.iterdir()) if path.is_file()}
-    return hashlib.sha256(repr((name, files, inputs, sources())).encode()).hexdigest()
+    described = name, files_of(model_dir), inputs, sources.digest(module)
+    return hashlib.sha256(repr(described).encode()).hexdigest()
 
 
-@cache
-def sources() -> str:
-    """Of the oracle's sources, of those that it imports, and of the libraries."""
-    here, package = Path(__file__).parent, Path(snapexport.__file__).parent
-    files = [*(here / name for name in ORACLE), *(package / name for name in IMPORTED)]
-    return f"{digest(files)} {[version(library) for library in LIBRARIES]}"
-
-
-def digest(files: list[Path]) -> str:
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+def files_of(model: Path) -> dict[str, str]:
+    """The hash of a file, or of each in a folder and below it."""
+    files = [model] if model.is_file() else sorted(p for p in model.rglob("*") if p.is_file())
+    return {
+        str(path.relative_to(model)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }

@@ -16,9 +16,9 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from snapexport.builder import build
 from snapexport.contract.policies import pyramid
 from snapexport.contract.slots import LayerGeometry
+from tests.builds import build
 from tests.graphs.test_functions import run
 from tests.oracle.raw import RawBuild
 

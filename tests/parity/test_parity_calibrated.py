@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.slots import LayerGeometry
 from snapexport.errors import UserError
 from snapexport.methods.calibrated.measure import measure_mean_queries
 from snapexport.methods.calibrated.queries import MeanQueries
 from snapexport.runtime.engine.open_executor import open_executor
+from tests.builds import build
 from tests.oracle import cases, masked
 from tests.oracle.raw import RawBuild
 from tests.parity.test_parity_extend import Extended

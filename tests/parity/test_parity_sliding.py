@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, PretrainedConfig, Qwen2Config
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.records import GeometryRecord
@@ -20,6 +19,7 @@ from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError
 from snapexport.graphs.passes.decode_cache import DecodeCache
 from snapexport.runtime.engine.open_executor import open_executor
+from tests.builds import build
 from tests.oracle import cases
 from tests.oracle.cases import LOGITS, Case
 from tests.oracle.checkpoints import WINDOW

@@ -1,34 +1,37 @@
-"""Compiles each library once for all workers and runs, by a key of all that makes it.
+"""Compiles each library once for all workers, runs and clones, by a key of all that makes it.
 
-The key is the command, its compiler's version, and every file that the command names or that lies
-in a folder of its headers. `pytest --cache-clear` empties the folder.
+The key is the command, its compiler's version, and every file that the command names or that is in
+a folder of its headers.
 """
 
-import fcntl
 import hashlib
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from snapexport.plugins import compiling
+from tests.store import Store
 
 
 class Libraries:
-    """Libraries in `folder`."""
+    """Libraries in `folder`, from `store` or compiled for it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, store: Store) -> None:
+        self._folder, self._store = folder, store
 
     def make(self, name: str, command: Callable[[Path], list[str]]) -> Path:
         """The library that `command` makes, given where. Another worker's is waited for."""
-        out = self.folder / key(command(Path("out"))) / f"{name}.so"
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with (out.parent / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not out.is_file():
-                partial = out.with_suffix(".partial")
-                compiling.build(command(partial))
-                partial.replace(out)
+
+        def compiled() -> bytes:
+            compiling.build(command(partial))
+            return partial.read_bytes()
+
+        known = key(command(Path("out")))
+        out = self._folder / known / f"{name}.so"
+        if not out.is_file():
+            out.parent.mkdir(parents=True)
+            partial = out.with_suffix(".partial")
+            out.write_bytes(self._store.content(f"library-{known}", compiled))
         return out
 
 

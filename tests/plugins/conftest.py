@@ -9,6 +9,7 @@ from snapexport.plugins import compiling
 from tests.plugins.compiled import Libraries
 from tests.plugins.emulated import Emulated
 from tests.plugins.loud import skip_loudly
+from tests.store import Store
 
 
 @pytest.fixture(scope="session")
@@ -20,11 +21,10 @@ def compiler() -> str:
 
 
 @pytest.fixture(scope="session")
-def libraries(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Libraries:
-    """In .pytest_cache, where other workers and runs find them too."""
-    if hasattr(pytestconfig, "cache"):
-        return Libraries(pytestconfig.cache.mkdir("snapexport-libraries"))
-    return Libraries(tmp_path_factory.mktemp("libraries"))
+def libraries(store: Store | None, tmp_path_factory: pytest.TempPathFactory) -> Libraries:
+    """In the store, where other workers, runs and clones find them too."""
+    folder = tmp_path_factory.mktemp("libraries")
+    return Libraries(folder, store or Store(folder / "store"))
 
 
 @pytest.fixture(scope="session")

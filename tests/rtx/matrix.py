@@ -19,6 +19,7 @@ from snapexport.graphs.functions.vote import STAGES
 from tests import trace_cache
 from tests.oracle import checkpoints
 from tests.rtx.library import ask_all
+from tests.store import Store
 
 VOTED: dict[str, Any] = {"L_recent": 12, "K": 8, "L_obs": 4}
 POLICIES: dict[str, dict[str, Any]] = {
@@ -123,7 +124,7 @@ def refused(combination: Combination, folder: Path) -> tuple[int, list[str]]:
 
 def main(words: list[str]) -> int:
     """Ask about the builds whose name has one of `words`, or all; returns the exit status."""
-    with TemporaryDirectory() as traces, trace_cache.kept_in(Path(traces)):
+    with TemporaryDirectory() as traces, trace_cache.kept_in(Store(Path(traces))):
         return _ask(words)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
+from tests.builds import build
 from tests.rtx.conftest import SMALL
 
 

@@ -18,9 +18,9 @@ from onnx import TensorProto
 from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor
 from onnx.helper import make_tensor_value_info as info
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.graphs.surgery import IR_VERSION
+from tests.builds import build
 from tests.exporter.quantized_files import quantize_to_fp8
 from tests.exporter.quantized_integers import quantize
 from tests.exporter.weights.readers.test_compressed_tensors import config

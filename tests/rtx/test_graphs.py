@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import inliner
 
-from snapexport.builder import BuildOptions, build
+from snapexport.builder import BuildOptions
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kinds import graph_of
@@ -16,6 +16,7 @@ from snapexport.contract.memory import composed_attention
 from snapexport.files.dtypes import DType, of_tensorrt
 from snapexport.graphs.functions import EXPERTS
 from snapexport.methods.calibrated.measure import measure_mean_queries
+from tests.builds import build
 from tests.graphs import layered
 from tests.oracle import cases, checkpoints
 from tests.rtx import conftest

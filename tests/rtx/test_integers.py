@@ -15,8 +15,8 @@ from onnx import TensorProto
 from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor
 from onnx.helper import make_tensor_value_info as info
 
-from snapexport.builder import build
 from snapexport.graphs.surgery import IR_VERSION
+from tests.builds import build
 from tests.exporter import gguf_files
 from tests.exporter.weights.forms.test_fp4_kept import nvfp4
 from tests.exporter.weights.forms.test_signed_integers import quantized_by

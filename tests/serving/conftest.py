@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from snapexport import LLM
-from snapexport.builder import build as make_build
 from snapexport.vault import CHECKPOINT
 
 
@@ -15,6 +14,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """8 batch slots, prompts of up to 2,064 tokens in chunks of 256, 128 cache slots."""
     if given := os.environ.get("SNAPEXPORT_TEST_BUILD"):
         return Path(given)
+    from tests.builds import build as make_build
+
     out = tmp_path_factory.mktemp("serving") / "vault.build"
     built = make_build(CHECKPOINT, out, L_max=2064, kv_budget=128, batch=8, prefill_chunk=256)
     return built.directory

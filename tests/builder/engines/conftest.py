@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
+from tests.builds import build
 from tests.fakes import tensorrt
 from tests.fakes.plans import LIBRARY, install
 

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from snapexport.builder.engines import EngineOptions, build_engines
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
 from snapexport.errors import UserError
+from tests.patience import until
 
 GRAPHS = {"prefill", "compress", "decode", "baseline-prefill", "baseline-decode"}
 NAME = "sm_90-nvidia_fake"
@@ -51,9 +51,8 @@ def start(own_build: Build) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        if list((own_build.directory / "engines").rglob("*.partial")):
-            return process
-        time.sleep(0.01)
-    raise AssertionError(process.communicate())
+    engines = own_build.directory / "engines"
+    until(lambda: process.poll() is not None or bool(list(engines.rglob("*.partial"))))
+    if process.poll() is not None:
+        raise AssertionError(process.communicate())
+    return process

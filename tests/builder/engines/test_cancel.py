@@ -8,6 +8,7 @@ from threading import Event, Thread
 import pytest
 
 from snapexport.builder.progress import cancellable
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def test_signal_ends_cancellable_work_while_it_is_awaited() -> None:
 
     def work() -> None:
         interrupt()
-        assert stop.wait(30)
+        assert stop.wait(PATIENCE)
         ended.set()
 
     with pytest.raises(KeyboardInterrupt):
@@ -55,7 +56,7 @@ def test_signal_ends_cancellable_work_while_it_starts(
         interrupt()
 
     def work() -> None:
-        assert stop.wait(30)
+        assert stop.wait(PATIENCE)
         ended.set()
 
     monkeypatch.setattr(Thread, "start", interrupted)

@@ -30,6 +30,7 @@ from tests.builder.engines.engine_builds import (
 )
 from tests.fakes import tensorrt
 from tests.fakes.cuda import install
+from tests.patience import PATIENCE
 
 
 def test_every_graph_becomes_a_plan_recorded_in_the_manifest(
@@ -380,7 +381,7 @@ def test_interrupted_engine_build_ends_soon_and_leaves_no_partial_plan(
 ) -> None:
     process = start(own_build)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, "Traceback" in errors) == (128 + number, False)
     assert files(own_build) == {f"{NAME}.log", f"{NAME}.timing.cache"}
     assert Manifest.read(own_build.directory) == own_build.manifest
@@ -391,7 +392,7 @@ def test_next_engine_build_removes_the_partial_files_of_a_killed_one(
 ) -> None:
     process = start(own_build)
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE)
     assert any(file.endswith(".partial") for file in files(own_build))
     (own_build.directory / "engines" / f"{NAME}.timing.cache.partial").write_bytes(b"half")
     assert Manifest.read(own_build.directory) == own_build.manifest

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from snapexport.builder import build
 from snapexport.builder.verify import verify
 from snapexport.cli.app import main
 from snapexport.contract import engines
@@ -15,6 +14,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import FOLDER, RECORD, WEIGHTS_FILE, PackedGraphs
 from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
+from tests.builds import build
 
 PROMPT = np.random.default_rng(0).integers(3, 250, 20).tolist()
 

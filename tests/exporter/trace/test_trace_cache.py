@@ -1,9 +1,7 @@
 """What comes from the tests' caches is what would be made anew. Keys change with each input."""
 
-import ast
 import copy
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +9,15 @@ import onnx_ir as ir
 import pytest
 import torch
 
-import snapexport
 from snapexport.exporter import trace
 from snapexport.exporter.model.probe import load_decoder
 from snapexport.exporter.read import open_checkpoint
 from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.trace import link, with_batch
 from snapexport.exporter.trace.link import simplify
-from tests import trace_cache
-from tests.oracle import on_disk
+from tests import sources, trace_cache
+from tests.oracle import checkpoints, on_disk
+from tests.store import Store
 
 
 def linked(model: ir.Model, checkpoint: Checkpoint, decoder: Any) -> bytes:
@@ -41,9 +39,9 @@ def test_a_cached_trace_links_to_the_same_graph(checkpoint: Path, tmp_path: Path
     found = open_checkpoint(checkpoint)
     decoder = load_decoder(found)
     make = inspect.unwrap(trace.trace_decode)
-    cached = trace_cache.caching(make, tmp_path)
+    cached = trace_cache.caching(make, store := Store(tmp_path))
     traced, loaded = cached(decoder, torch.float32), cached(elsewhere(decoder), torch.float32)
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(store.names()) == 1
     anew = make(elsewhere(decoder), torch.float32)
     graphs = {linked(with_batch(model, 2), found, decoder) for model in (traced, loaded, anew)}
     assert len(graphs) == 1
@@ -55,20 +53,19 @@ def test_trace_cache_key_changes_with_every_input_of_the_trace(
     decoder = load_decoder(open_checkpoint(checkpoint))
     other = copy.deepcopy(decoder)
     other.config.rms_norm_eps *= 2
-    made = ("decode", decoder, torch.float32, 2)
+    module = trace.__name__
+    made = ("decode", module, decoder, torch.float32, 2)
     assert trace_cache.key(*made) == trace_cache.key(*copy.deepcopy(made))
     keys = {
         trace_cache.key(*made),
         trace_cache.key("prefill", *made[1:]),
-        trace_cache.key("decode", other, torch.float32, 2),
-        trace_cache.key("decode", decoder, torch.float16, 2),
-        trace_cache.key("decode", decoder, torch.float32, 3),
+        trace_cache.key("decode", module, other, torch.float32, 2),
+        trace_cache.key("decode", module, decoder, torch.float16, 2),
+        trace_cache.key("decode", module, decoder, torch.float32, 3),
     }
-    monkeypatch.setattr(trace_cache, "sources", lambda: "edited")
+    monkeypatch.setattr(sources, "digest", lambda module: "edited")
     keys.add(trace_cache.key(*made))
-    monkeypatch.setattr(trace_cache, "libraries", lambda: ["0"])
-    keys.add(trace_cache.key(*made))
-    assert len(keys) == 7
+    assert len(keys) == 6
 
 
 def test_a_trace_that_was_simplified_before_links_to_the_same_graph(
@@ -77,14 +74,15 @@ def test_a_trace_that_was_simplified_before_links_to_the_same_graph(
     found = open_checkpoint(checkpoint)
     decoder = load_decoder(found)
     traced, graphs = trace.trace_decode(decoder, torch.float32), set()
-    cached = trace_cache.caching_simplify(simplify, tmp_path)
+    cached = trace_cache.caching_simplify(simplify, store := Store(tmp_path))
     for made_by in (simplify, cached, cached):
         monkeypatch.setattr(link, "simplify", made_by)
         graphs.add(linked(with_batch(traced, 2), found, decoder))
-    assert len(list(tmp_path.iterdir())) == len(graphs) == 1
-    keys = {trace_cache.simplify_key(with_batch(traced, batch)) for batch in (2, 2, 3)}
-    monkeypatch.setattr(trace_cache, "sources", lambda: "edited")
-    keys.add(trace_cache.simplify_key(with_batch(traced, 2)))
+    assert len(store.names()) == len(graphs) == 1
+    module = simplify.__module__
+    keys = {trace_cache.simplify_key(with_batch(traced, batch), module) for batch in (2, 2, 3)}
+    monkeypatch.setattr(sources, "digest", lambda module: "edited")
+    keys.add(trace_cache.simplify_key(with_batch(traced, 2), module))
     assert len(keys) == 3
 
 
@@ -105,35 +103,25 @@ def test_oracle_answers_anew_when_anything_that_makes_the_answer_changes(
         assert first == second == (model.joinpath("config.json").read_text(), inputs, steps)
         return len(asked)
 
-    (tmp_path / "kept").mkdir()
-    with on_disk.kept_in(tmp_path / "kept"):
+    with on_disk.kept_in(Store(tmp_path / "kept")):
         (model / "config.json").write_text("{}")
         assert [twice(1), twice(2), twice(2, steps=3), twice(1)] == [1, 2, 3, 3]
         (model / "config.json").write_text("[]")
         assert twice(1) == 4
-        monkeypatch.setattr(on_disk, "sources", lambda: "edited")
+        monkeypatch.setattr(sources, "digest", lambda module: "edited")
         assert twice(1) == 5
 
 
-def test_key_of_an_oracles_answer_covers_all_that_the_oracle_imports() -> None:
-    here, package = Path(on_disk.__file__).parent, Path(snapexport.__file__).parent
-    found, waiting = set[Path](), [here / "drafts.py", here / "turns.py"]
-    while waiting:
-        file = waiting.pop()
-        if file not in found:
-            found.add(file)
-            waiting += imported(file, package)
-    covered = {here / name for name in on_disk.ORACLE} | {package / n for n in on_disk.IMPORTED}
-    assert found - {here / "on_disk.py"} == covered
-
-
-def imported(file: Path, package: Path) -> Iterator[Path]:
-    """The files beside it, and of the package, that a module imports."""
-    for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            if node.level:
-                names = [module] if module else [alias.name for alias in node.names]
-                yield from (file.parent / f"{name}.py" for name in names)
-            elif module.startswith("snapexport."):
-                yield (package / module.split(".", 1)[1].replace(".", "/")).with_suffix(".py")
+def test_a_checkpoint_comes_back_with_the_files_that_it_had(tmp_path: Path) -> None:
+    with on_disk.kept_in(store := Store(tmp_path / "kept")):
+        made = [
+            checkpoints.make("llama", tmp_path / name, seed=seed)
+            for name, seed in (("first", 1), ("again", 1), ("other", 2))
+        ]
+        (tmp_path / "filled").mkdir()
+        (tmp_path / "filled" / "note").touch()
+        filled = on_disk.files_of(checkpoints.make("llama", tmp_path / "filled", seed=3))
+    first, again, other = map(on_disk.files_of, made)
+    assert first == again != other and "model.safetensors" in first
+    assert filled.keys() - first.keys() == {"note"}
+    assert len(store.names()) == 2

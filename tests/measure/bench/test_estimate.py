@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes
 from snapexport.measure.bench import plan as module
 from snapexport.measure.bench.plan import BenchOptions, Plan, estimate
+from tests.builds import build
 
 CHUNK, STEP, COMPRESS = 2.0, 0.25, 0.5
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval.grid import Grid, make_grid
 from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.run import Evaluation
 from snapexport.vault import CHECKPOINT
+from tests.builds import build
 from tests.oracle import checkpoints
 
 FEW: dict[str, Any] = {"tasks": ("vault",), "samples": 1, "threads": 1, "hit_samples": 0}

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.measure.eval.estimate import estimate
@@ -14,6 +13,7 @@ from snapexport.measure.eval.grid import Grid, make_grid
 from snapexport.measure.eval.options import DEFAULT_MINUTES, EvalOptions
 from snapexport.vault import CHECKPOINT
 from snapexport.vault.words import ADJECTIVES, NOUNS, VERBS
+from tests.builds import build
 from tests.measure.eval.builds import report_of, vault_grid
 
 POLICIES = "full", "snapstream", "snapstream:vote_queries=pseudo", "streaming"

@@ -10,12 +10,12 @@ import onnx
 import pytest
 
 from snapexport import LLM, SamplingParams
-from snapexport.builder import build
 from snapexport.builder.derive import derive, is_soft_capped
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.errors import UserError
 from snapexport.measure.eval.systems import SystemMaker
+from tests.builds import build
 from tests.oracle import cases, masked
 
 STEPS = 12

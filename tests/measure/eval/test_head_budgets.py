@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.methods.head_budgets.groups import HeadBudget
 from snapexport.methods.head_budgets.measure import SAFEGUARD, share_budget
 from snapexport.vault import CHECKPOINT
+from tests.builds import build
 
 TEXT = "The river was quiet. " * 300
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
+from tests.builds import build
 from tests.measure.eval.test_head_budgets import CHECKPOINT, TEXT
 
 OPTIONS: Any = {"L_max": 512, "kv_budget": 64, "batch": 1, "prefill_chunk": 128, "baseline": True}

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval import open_graphs
 from snapexport.measure.eval.loaded_systems import loading
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.ort import backend as module
 from snapexport.vault import CHECKPOINT
+from tests.builds import build
 from tests.measure.eval.builds import vault_grid
 
 POLICIES = "full", "snapstream", "streaming", "snapstream:vote=sum"

@@ -1,6 +1,5 @@
 """Chat templates in processes of their own: what they make, and how they are ended."""
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from snapexport.errors import UserError
 from snapexport.runtime import confined
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.chat.template_process import TemplateProcesses
+from tests.patience import PATIENCE
 
 TALK = [{"role": "user", "content": "É \u2028 \n { }"}, {"role": "assistant", "content": "Well"}]
 SOURCE = (
@@ -19,6 +19,12 @@ SOURCE = (
     "{% if loops %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     "{% endif %}"
 )
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template's processor time ends it, however long that takes beside other processes."""
+    monkeypatch.setattr(confined, "SECONDS", PATIENCE)
 
 
 @pytest.fixture
@@ -71,7 +77,7 @@ def test_process_that_was_killed_is_started_again(processes: TemplateProcesses) 
     processes.render(TALK, True)
     with processes._pool.worker() as worker:
         assert worker._child is not None
-        os.kill(worker._child.pid, signal.SIGKILL)
+        worker._child.send_signal(signal.SIGKILL)
         worker._child.wait()
     assert processes.render(TALK, True).endswith("Well")
 

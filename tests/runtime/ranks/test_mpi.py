@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tests.oracle import cases
 from tests.oracle.cases import Case
+from tests.patience import PATIENCE, has_ended, until
 
 pytest.importorskip("mpi4py", reason="needs snapexport[mpi] and an MPI, such as the package mpich")
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -31,6 +31,7 @@ CODE = """
 import json, os, pathlib, sys
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
+from tests.patience import PATIENCE, has_ended, until
 ids = pathlib.Path(sys.argv[4])
 (ids / str(os.getpid())).touch()
 llm = LLM(sys.argv[1], threads=1)  # only the first rank's call returns
@@ -59,7 +60,7 @@ def started(
 @pytest.mark.parametrize("case", [CUT, OVER_BATCH], ids=str)
 def test_ranks_under_mpi_have_the_tokens_of_one_process(case: Case, tmp_path: Path) -> None:
     prompt = list(cases.prompt(77))
-    out, err = started(2, tmp_path, prompt, STEPS, case).communicate(timeout=100)
+    out, err = started(2, tmp_path, prompt, STEPS, case).communicate(timeout=PATIENCE)
     params = SamplingParams(max_tokens=STEPS, ignore_eos=True)
     one = cases.built(Case(case.checkpoint)).directory
     alone = LLM(one, threads=1).generate([prompt], params)
@@ -69,21 +70,16 @@ def test_ranks_under_mpi_have_the_tokens_of_one_process(case: Case, tmp_path: Pa
 def test_a_killed_rank_ends_all_processes_of_mpi(tmp_path: Path) -> None:
     process = started(2, tmp_path, list(cases.prompt(77)), 900)
     opened = tmp_path / "open"
-    end = time.monotonic() + 60
-    while not opened.exists() and process.poll() is None and time.monotonic() < end:
-        time.sleep(0.05)
+    until(lambda: opened.exists() or process.poll() is not None)
     one, other = (int(path.name) for path in tmp_path.iterdir() if path != opened)
     os.kill(one, signal.SIGKILL)
-    process.wait(20)
+    process.wait(PATIENCE)
     assert process.returncode != 0
-    end = time.monotonic() + 10
-    while Path(f"/proc/{other}").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{other}").exists()
+    until(lambda: has_ended(other))
 
 
 def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     process = started(3, tmp_path, [5, 6], 2)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0
     assert "MPI started 3 processes, and the build has 2 ranks" in err

@@ -13,7 +13,6 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.exporter.read import open_checkpoint, with_tokenizer
@@ -22,6 +21,7 @@ from snapexport.exporter.weights.place import place
 from snapexport.exporter.weights.tensor_file import NUMPY_DTYPE, Tensor, blocks
 from snapexport.files.safetensors import TensorSpan
 from snapexport.files.tokenizer_file import TOKENIZER, parse_tokenizer
+from tests.builds import build
 from tests.exporter import gguf_files
 
 KINDS = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_1)

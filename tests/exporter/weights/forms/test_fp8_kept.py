@@ -13,7 +13,7 @@ from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 
-from snapexport.builder import BuildOptions, build
+from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import read_model
 from snapexport.builder.plan.weights import stored_bytes
 from snapexport.cli.app import main
@@ -22,6 +22,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.files.safetensors import TensorSpan, read_header
+from tests.builds import build
 from tests.exporter.quantized_files import (
     DTYPES,
     dequantized_checkpoint,

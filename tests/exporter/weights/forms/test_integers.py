@@ -17,7 +17,6 @@ from onnx.numpy_helper import from_array
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
@@ -32,6 +31,7 @@ from snapexport.exporter.weights.forms.integers import Form
 from snapexport.files.safetensors import TensorSpan
 from snapexport.graphs.targets.experts import ComposedExperts, MoE
 from snapexport.runtime.requests.llm import LLM
+from tests.builds import build
 from tests.exporter.weights.test_weights import weights_of
 from tests.graphs import bodies
 from tests.graphs import test_experts as experts

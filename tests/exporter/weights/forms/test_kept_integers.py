@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from snapexport.builder import build
 from snapexport.builder.progress import Silent
 from snapexport.exporter.weights.forms import parts
 from snapexport.exporter.weights.forms.integers import Form, IntegerRows, IntegerWeight
@@ -22,6 +21,7 @@ from snapexport.files.safetensors import read_header
 from snapexport.graphs.markers import BLOCK_GATHER, BLOCK_MATMUL, TRACE_DOMAIN
 from snapexport.graphs.targets.integers import BlockGather, MatMulNBits
 from snapexport.runtime.requests.llm import LLM
+from tests.builds import build
 from tests.exporter import gguf_files
 from tests.exporter.weights.test_weights import weights_of
 from tests.graphs import bodies

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 from safetensors.numpy import load_file, save_file
 
-from snapexport.builder import BuildOptions, build
+from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import read_model
 from snapexport.builder.plan.weights import stored_bytes
 from snapexport.contract.targets import capabilities
@@ -25,6 +25,7 @@ from snapexport.exporter.weights.forms.rounding import RoundedWeight
 from snapexport.files.safetensors import TensorSpan, read_header
 from snapexport.graphs.markers import BLOCK_GATHER, BLOCK_MATMUL, TRACE_DOMAIN
 from snapexport.graphs.targets.tensorrt import Dequantized
+from tests.builds import build
 from tests.exporter import gguf_files
 from tests.exporter.quantized_integers import Weight, quantize, rows_of_words
 from tests.exporter.weights.forms.test_kept_integers import FORMS, Noted, Random, stored

@@ -1,8 +1,10 @@
 """The tables of docs/speed.md, as they follow from its results."""
 
+import statistics
 from collections.abc import Iterator
+from itertools import product
 
-from tests.house.results import found, line, ms, report
+from tools.result_pages.results import found, line, mean, ms, nats, report
 
 
 def equal_memory() -> Iterator[str]:
@@ -94,3 +96,35 @@ def peers() -> Iterator[str]:
                 graph = found(sections["decode"], system=f"{system}, its graph", context=at)
                 cells.append(ms(row or graph))
         yield line(system, *cells)
+
+
+LENGTHS = "sparse_prefill_qwen", "sparse_prefill_qwen_16000", "sparse_prefill_qwen_32000"
+
+
+def sparse_losses() -> Iterator[str]:
+    """A row for each length: what the chosen blocks lose, and the numbers found in each way."""
+    for name in LENGTHS:
+        rows = (whole := report("quality", name))["summary"]
+        text, keys = (found(rows, kind=kind, way="blocks") for kind in ("text", "keys"))
+        asked = {kind: found(rows, kind=kind)["answers"] for kind in ("needle", "keys")}
+        counts = (
+            sum(round(found(rows, kind=kind, way=way)["found"] * n) for kind, n in asked.items())
+            for way in ("everything", "blocks", "newest")
+        )
+        more = (f"{nats(row['more'])} ({nats(row['more_se'])})" for row in (text, keys))
+        sizes = f"{whole['length']:,}", f"{whole['budget']:,}", text["samples"]
+        yield line(*sizes, *more, sum(asked.values()), *counts)
+
+
+def blocks_ahead() -> Iterator[str]:
+    """Nats that the chosen blocks save against the newest positions, beyond two errors."""
+    for name, kind in product(LENGTHS, ("text", "needle", "keys", "variables")):
+        lost = {
+            (row["seed"], row["way"]): statistics.fmean(
+                part["nats"] / part["tokens"] for part in row["parts"] if part["kind"] == kind
+            )
+            for row in report("quality", name)["rows"]
+        }
+        ahead = [one - lost[seed, "blocks"] for (seed, way), one in lost.items() if way == "newest"]
+        if abs(statistics.fmean(ahead)) > 2 * statistics.stdev(ahead) / len(ahead) ** 0.5:
+            yield mean(ahead)

@@ -1,11 +1,13 @@
 """Reads the published results, and writes their numbers as the pages do."""
 
 import json
-from collections.abc import Iterable
+import math
+import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ROOT / "tools" / "studies"
 
 Row = dict[str, Any]
@@ -36,3 +38,9 @@ def share(value: float) -> str:
 def nats(value: float) -> str:
     sign, bare = "-" * (value < 0), f"{abs(value):.3f}"
     return sign + bare.removeprefix("0")
+
+
+def mean(values: Sequence[float]) -> str:
+    """The mean, and its standard error in parentheses."""
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{nats(statistics.fmean(values))} ({nats(error)})"

@@ -1,0 +1,72 @@
+"""`snapexport.builder.build` for tests: each build is made once.
+
+A build depends on the checkpoint's files, the options, the sources of the builder and of what it
+imports, and the installed packages: these are the key under which the store keeps it. Workers,
+runs and clones share it. Tests of what surrounds a build (places, links, interruptions) call the
+builder.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapexport import builder
+from snapexport.contract.build_directory import Build
+from tests import sources
+from tests.oracle.on_disk import files_of
+from tests.store import Store
+
+_stores: list[Store] = []
+_replacing: set[int] = set()
+"""The ids of those who replace something now."""
+
+
+@contextmanager
+def kept_in(store: Store) -> Iterator[None]:
+    """Builds of this block come from `store`, and new ones are put there."""
+    replace, undo = pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo
+
+    def noted(patch: pytest.MonkeyPatch, *what: Any, **options: Any) -> None:
+        _replacing.add(id(patch))
+        replace(patch, *what, **options)
+
+    def undone(patch: pytest.MonkeyPatch) -> None:
+        undo(patch)
+        _replacing.discard(id(patch))
+
+    with pytest.MonkeyPatch.context() as own:
+        own.setattr(pytest.MonkeyPatch, "setattr", noted)
+        own.setattr(pytest.MonkeyPatch, "undo", undone)
+        _replacing.clear()
+        _stores.append(store)
+        try:
+            yield
+        finally:
+            _stores.pop()
+
+
+def build(model: Path, out: Path, **options: Any) -> Build:
+    """Build `out` from a checkpoint, now or before.
+
+    Now where a test replaces something, asks for reports or links, or `out` is there.
+    """
+    own = {"link_weights", "progress"} & {name for name, value in options.items() if value}
+    if not _stores or own or _replacing or out.exists():
+        return builder.build(model, out, **options)
+    name = f"build-{key(model, options)}"
+    _stores[-1].directory(name, lambda: builder.build(model, out, **options), out)
+    return Build.open(out)
+
+
+def key(model: Path, options: dict[str, Any]) -> str:
+    """Options that are files count by their content."""
+    given = {
+        name: value.read_text() if isinstance(value, Path) else value
+        for name, value in sorted(options.items())
+    }
+    described = files_of(model), given, sources.digest(builder.__name__)
+    return hashlib.sha256(repr(described).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""The pages of results, computed from the results that they cite."""

@@ -1,0 +1,96 @@
+"""Chooses the suites that a change needs, of those that run other people's processes.
+
+    python3 tools/suites.py        the targets to make, a line each; what was left out, and why
+
+Each takes minutes. One runs if a path has changed that has a word of its own, or one that all
+share: the contract, the build of the environments, CI. Changed means: since the merge base with
+origin/main; on main itself, in the last ten commits. CI_BASE names another commit. Without a commit
+to compare with, or with CI_ALL=1, all run.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = frozenset({"contract", "makefile", "pyproject", "ci", "suites"})
+"""Words of paths that every suite depends on."""
+SUITES = {
+    "test-rtx": {"graphs", "plugins", "polygraphy", "rtx", "tensorrt", "trt"},
+    "real-model": {"gguf", "fetch_real_model", "real_model"},
+    "test-triton": {"triton"},
+    "test-dynamo": {"dynamo"},
+    "test-clients": {"clients", "openai"},
+}
+"""Words of each suite's own paths: names of folders and files, or parts of them."""
+SERVERS = "test-triton", "test-dynamo", "test-clients"
+"""Of these is also what is in `serving` and has no word of one of them."""
+PREVIOUS = 10
+"""Commits of main that count as the change."""
+
+
+def words(path: str) -> set[str]:
+    """The words of a path: its folders and file, and what these consist of."""
+    parts = [part.lower().partition(".")[0] or part[1:] for part in path.split("/")]
+    return {word for part in parts for word in (part, *re.split(r"[_\-]", part))}
+
+
+def reason(suite: str, changed: Iterable[str]) -> str | None:
+    """The first changed path that a suite depends on; None: there is none."""
+    return next((path for path in changed if suite in users(path)), None)
+
+
+def users(path: str) -> list[str]:
+    """The suites that depend on a path. Pages of text belong to none."""
+    own = words(path)
+    if path.endswith(".md"):
+        return []
+    if own & SHARED:
+        return [*SUITES]
+    found = [suite for suite, theirs in SUITES.items() if own & theirs]
+    if "serving" in own and not {*found} & {*SERVERS}:
+        found += SERVERS
+    return found
+
+
+def git(*arguments: str) -> str | None:
+    """What git answers; None: it fails."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def base() -> str | None:
+    """The commit to compare with."""
+    if given := os.environ.get("CI_BASE"):
+        return git("rev-parse", "--verify", f"{given}^{{commit}}")
+    common, head = git("merge-base", "HEAD", "origin/main"), git("rev-parse", "HEAD")
+    if common and common != head:
+        return common
+    return git("rev-parse", "--verify", f"HEAD~{PREVIOUS}")
+
+
+def chosen(changed: list[str] | None) -> list[str]:
+    """The suites to run. changed: None, if it is not known."""
+    found = []
+    for suite in SUITES:
+        why = "all are asked for" if changed is None else reason(suite, changed)
+        if why:
+            found.append(suite)
+        shown = f"runs, {why}" if why else "left out, nothing that it uses has changed"
+        print(f"{suite}: {shown}", file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    """Print the targets to standard output, and the reasons to the other."""
+    since = None if os.environ.get("CI_ALL") == "1" else base()
+    listed = git("diff", "--name-only", since) if since else None
+    print(f"suites of other people's processes, since {since or 'ever'}:", file=sys.stderr)
+    print(*chosen(None if listed is None else listed.splitlines()), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
