@@ -84,9 +84,7 @@ def _named(tree: ast.AST, package: str, later: bool) -> Iterator[str]:
             case ast.FunctionDef() | ast.AsyncFunctionDef() if not later:
                 continue
             case ast.keyword(arg="parts", value=ast.Tuple(elts=parts)) if later:
-                yield from (
-                    f"{package}.{one.value}" for one in parts if isinstance(one, ast.Constant)
-                )
+                yield from (f"{package}.{x.value}" for x in parts if isinstance(x, ast.Constant))
             case ast.Constant(value=str(text)) if later and "." in text:
                 yield package + text if text.startswith(".") else text
         yield from _named(node, package, later)
