@@ -45,7 +45,8 @@ def kept_in(store: Store) -> Iterator[None]:
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     from snapexport.exporter import trace
-    from snapexport.exporter.trace import link, mtp
+    from snapexport.exporter.trace import link
+    from snapexport.methods.mtp import trace as mtp
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", once(ONNXRegistry.from_torchlib))

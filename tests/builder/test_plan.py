@@ -84,7 +84,7 @@ def options_of(line: str) -> BuildOptions:
     program, *words = shlex.split(line)
     assert program == "snapexport"
     arguments = app.parser().parse_args(words)
-    return BuildOptions.of(**values(arguments, build_command.HELPS))
+    return BuildOptions.of(**values(arguments, build_command.helps()))
 
 
 # Known sizes.

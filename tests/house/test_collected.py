@@ -109,9 +109,9 @@ def test_a_suite_runs_if_its_paths_or_the_contract_changed() -> None:
         "tests/serving/dynamo/test_soak.py": ["test-dynamo"],
         f"{serving}/worker.py": [*suites.SERVERS],
         "runtime/trt/engines.py": ["test-rtx"],
-        "exporter/gguf/reader.py": ["real-model"],
+        "exporter/read/gguf/reader.py": ["real-model"],
         f"{serving}/openai/streams.py": ["test-clients"],
-        "docs/reference/triton.md": [],
+        "docs/reference/glossary.md": [],
         "tests/measure/eval/test_plots.py": [],
     }.items():
         assert suites.chosen([path]) == expected, path

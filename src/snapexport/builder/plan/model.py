@@ -198,9 +198,9 @@ def _forms(
 
 
 def _require_mtp(checkpoint: Checkpoint, decoder: "Decoder") -> None:
-    from snapexport.exporter.trace import mtp_layer
+    from snapexport.methods.mtp import layer
 
-    mtp_layer.require_present(checkpoint, decoder)
+    layer.require_present(checkpoint, decoder)
 
 
 def _width(decoder: "Decoder", matrices: Mapping[str, tuple[int, ...]]) -> int:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from snapexport.exporter.method import MethodExport, TracedModel
 from snapexport.exporter.model.decoder import Decoder
 from snapexport.exporter.read.checkpoint import Checkpoint
-from snapexport.exporter.trace import mtp, mtp_layer
+from snapexport.methods.mtp import layer, trace
 from snapexport.methods.mtp.spec import GRAPH, PREFILL_GRAPH
 
 
@@ -17,12 +17,12 @@ class MtpExport(MethodExport):
     title = "multi-token prediction"
 
     def require(self, checkpoint: Checkpoint, decoder: Decoder) -> None:
-        mtp_layer.require_layer(checkpoint, decoder)
+        layer.require_layer(checkpoint, decoder)
 
     def traces(self, model: TracedModel) -> Mapping[str, ir.Model]:
         return {
-            GRAPH: mtp.trace_mtp(model.decoder, model.dtype),
-            PREFILL_GRAPH: mtp.trace_mtp_prefill(model.decoder, model.dtype, model.chunk),
+            GRAPH: trace.trace_mtp(model.decoder, model.dtype),
+            PREFILL_GRAPH: trace.trace_mtp_prefill(model.decoder, model.dtype, model.chunk),
         }
 
 

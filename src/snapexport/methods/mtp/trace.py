@@ -17,7 +17,7 @@ from snapexport.contract import names
 from snapexport.exporter.model import Decoder
 from snapexport.exporter.model.skeleton import skeleton
 from snapexport.exporter.trace import SLOT_AXES, SLOTS, Step, export
-from snapexport.exporter.trace.mtp_layer import decoder_of_layer, put_layer
+from snapexport.methods.mtp.layer import decoder_of_layer, put_layer
 from snapexport.methods.mtp.spec import NEXT_HIDDEN_STATES
 
 
