@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = frozenset({"contract", "makefile", "pyproject", "ci", "suites"})
 """Words of paths that every suite depends on."""
 SUITES = {
-    "test-rtx": {"graphs", "plugins", "polygraphy", "rtx", "tensorrt", "trt"},
+    "test-rtx": {"graphs", "methods", "plugins", "polygraphy", "rtx", "tensorrt", "trt"},
     "real-model": {"gguf", "fetch_real_model", "real_model"},
     "test-triton": {"triton"},
     "test-dynamo": {"dynamo"},

@@ -21,8 +21,8 @@ from snapexport.exporter.model import Decoder, models, probe
 from snapexport.exporter.model.probe import look
 from snapexport.exporter.read.families import family_of
 from snapexport.exporter.weights import conversion
-from snapexport.graphs import kinds
 from snapexport.graphs.passes.base import graph_input
+from snapexport.methods.states import surgery
 from tests.exporter.weights.forms.test_signed_integers import quantized_by
 from tests.oracle import checkpoints, wholes
 from tests.oracle.families import config_of
@@ -177,7 +177,7 @@ def test_states_that_take_the_voters_of_a_block_are_refused(
 ) -> None:
     checkpoints.make("lfm2.states", tmp_path / "m")
     all_valid = partial(graph_input, name="chunk_length")
-    monkeypatch.setattr(kinds, "taken_tokens", all_valid)
+    monkeypatch.setattr(surgery, "taken_tokens", all_valid)
     with pytest.raises(UserError, match="beginning with a prompt in blocks"):
         build(tmp_path / "m", tmp_path / "b", extend=True, verify=True, **OPTIONS)
     monkeypatch.undo()

@@ -22,7 +22,7 @@ from snapexport.errors import UserError
 from snapexport.runtime.trt.engines import open_engines
 from tests.fakes import tensorrt
 from tests.fakes.cuda import FakeCuda
-from tests.fakes.plans import entry_of, install, with_engines
+from tests.fakes.plans import entry_of, in_bf16, install, with_engines
 
 
 class PolygraphyCuda:
@@ -110,16 +110,13 @@ def test_diff_compares_tensorrt_alone(
 
 def test_tensorrt_loader_passes_bf16_unchanged(gpu: FakeCuda, build: Build, tmp_path: Path) -> None:
     """The fake can't calculate in bf16: caches come back as they went in, by TrtRunner's copies."""
-    made = with_engines(build, sm_90=entry_of(build, tmp_path / "bf16", bf16=True))
-    text = made.manifest.model_dump_json().replace('"float32"', '"bfloat16"')
-    text = text.replace('"logits","dtype":"bfloat16"', '"logits","dtype":"float32"')
-    manifest = type(made.manifest).model_validate_json(text)
+    made = in_bf16(with_engines(build, sm_90=entry_of(build, tmp_path / "bf16", bf16=True)))
     rng = np.random.default_rng(0)
     feed = {
         spec.name: rng.normal(size=spec.shape).astype(np.dtype(spec.dtype))
-        for spec in manifest.graphs["decode"].inputs
+        for spec in made.manifest.graphs["decode"].inputs
     }
-    _, plans = open_engines(Build(made.directory, manifest))
+    _, plans = open_engines(made)
     with on_tensorrt(plans.load)("decode") as infer:
         first, second = infer(feed), infer({name: array * 2 for name, array in feed.items()})
     for name in ("0.key", "1.value"):

@@ -42,9 +42,9 @@ def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeCuda:
 def file(path: Path, content: bytes) -> EngineFile:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    # An absolute path, so that builds which tests share stay as they are.
+    # An absolute path, which a manifest refuses: builds which tests share stay as they are.
     digest = hashlib.sha256(content).hexdigest()
-    return EngineFile(file=str(path), size=len(content), sha256=digest)
+    return EngineFile.model_construct(file=str(path), size=len(content), sha256=digest)
 
 
 def entry_of(
@@ -57,7 +57,7 @@ def entry_of(
         told = tensorrt.PLAN | {"graph": str(build.graph(name)), "aliases": shared} | plan
         made = file(folder / f"{name}.engine", json.dumps(told).encode())
         facts = made.model_dump() | {"file": _within(build, made.file)}
-        plans[name] = GraphEngine(**facts, device_memory=told["device_memory"])
+        plans[name] = GraphEngine.model_construct(**facts, device_memory=told["device_memory"])
     return entry.model_copy(update={"graphs": plans})
 
 
@@ -73,3 +73,12 @@ def with_engines(build: Build, **engines: EngineEntry) -> Build:
     """The build as `snapexport engine` leaves it."""
     manifest = build.manifest.model_copy(update={"engines": engines, "target": "tensorrt"})
     return Build(build.directory, manifest)
+
+
+def in_bf16(build: Build) -> Build:
+    """A build whose manifest says that all floats but the logits are bf16."""
+    manifest = build.manifest.model_copy(update={"engines": {}})
+    text = manifest.model_dump_json().replace('"float32"', '"bfloat16"')
+    text = text.replace('"logits","dtype":"bfloat16"', '"logits","dtype":"float32"')
+    read = type(manifest).model_validate_json(text)
+    return Build(build.directory, read.model_copy(update={"engines": build.manifest.engines}))

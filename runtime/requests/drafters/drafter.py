@@ -1,4 +1,4 @@
-"""Defines what guesses tokens ahead. `table.py` lists the built-in drafters."""
+"""Defines what guesses tokens ahead."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.pieces import Piece, Prefill
+from snapexport.methods.mtp.run import MtpRun
 from snapexport.methods.several_tokens.run import SeveralTokensRun
 from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.bound_graph import HostArrays
@@ -65,7 +66,7 @@ class FakeExecutor:
     role: Role = "both"
     rows = parking = prompt_cache = None
     captured = False
-    drafters = SeveralTokensRun.drafters
+    drafters = (*SeveralTokensRun.drafters, *MtpRun.drafters)
 
     def __init__(
         self, limits: Limits, broken_token: int | None = None, drafts: bool = False

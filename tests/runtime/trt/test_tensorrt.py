@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import Manifest
 from snapexport.runtime.engine.backend import DeviceError
 from snapexport.runtime.engine.cuda import Device
 from snapexport.runtime.engine.executor import Executor
@@ -23,7 +22,7 @@ from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tests.fakes import tensorrt
 from tests.fakes.cuda import FakeCuda
-from tests.fakes.plans import entry_of, install, with_engines
+from tests.fakes.plans import entry_of, in_bf16, install, with_engines
 from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.runtime.downloads import (
@@ -248,11 +247,7 @@ def test_no_graph_writes_another_graphs_outputs(gpu: FakeCuda, tmp_path: Path) -
 def test_bf16_caches_are_bytes_that_the_host_never_reads(gpu: FakeCuda, tmp_path: Path) -> None:
     """ONNX Runtime can't calculate in bf16: only what surrounds the plans runs here."""
     build = build_of(replace(CHUNKED, share_weights=False), tmp_path, bf16=True)
-    text = build.manifest.model_dump_json().replace('"float32"', '"bfloat16"')
-    text = text.replace('"logits","dtype":"bfloat16"', '"logits","dtype":"float32"')
-    llm = LLM.from_executor(
-        open_executor(replace(build, manifest=Manifest.model_validate_json(text)))
-    )
+    llm = LLM.from_executor(open_executor(in_bf16(build)))
     (completion,) = llm.generate([cases.prompt(40)], SamplingParams(max_tokens=3, ignore_eos=True))
     assert completion.token_ids == (0, 0, 0)  # the fake leaves the logits zero
 
