@@ -5,15 +5,15 @@
                  config       `LLMConfig`: how a build is loaded
                  loop         one step: carries out the scheduler's `Schedule` on an executor
                  scheduler    which batch slots to decode, and whose piece of prefill is next
-                 pieces       what a prompt needs: the only place that knows
                  generation   one live request: its tokens, random numbers, text and end
-                 drafters/    guess tokens ahead; table.py lists them
+                 drafters/    guess tokens ahead; those of methods/ are beside them
                  processors   change logits before a token is chosen
                  on_demand    finds chats and grammars when the first request needs them
                  parked_rows  rows of earlier prompts, in memory and in files
     engine/      executor     takes pieces, decodes, and owns the caches; made by open_executor
-                 takers/      one for each kind of piece; table.py lists them
-                 followers/   what has state for each batch slot; table.py lists them
+                 takers/      one for each kind of piece; table.py lists the common ones
+                 followers    what has state for each batch slot
+                 method       the base of what a cache method adds (`methods/*/run.py`)
                  rows         `Row`: what a batch slot holds: view, copy_out, copy_in
                  backend      `GraphBackend`: what runs the graphs
     ort/ openvino/ trt/    ONNX Runtime, OpenVINO and TensorRT as backends
@@ -21,8 +21,8 @@
     chat/        from a conversation to a request, by the build's chat template; reads answers
     confined     runs a worker in a process of its own, whose time and memory are bounded
 
-To add work after a prompt's chunks, such as another vote: `FurtherWork` in `pieces.py`, a taker in
-`engine/takers/` and its row in the table. tests/runtime/test_composes.py does it with toys.
+Work after a prompt's chunks, such as another vote, belongs to a method: `further` in its spec.py,
+and a taker in its run.py. tests/methods/toy is one.
 
 Needs NumPy, tokenizers and a backend's library, never torch or transformers. Importing this package
 loads none of them.

@@ -66,6 +66,14 @@ REFUSED["schema"] = {
         lambda m: m["geometry"].update(surprise=1),
         "unknown key 'geometry.surprise'",
     ),
+    "unknown option of a method": (
+        lambda m: m["graph_options"]["methods"].update(extend={"extend": True, "surprise": 1}),
+        "the method extend has no option 'surprise'",
+    ),
+    "method without options": (
+        lambda m: m["graph_options"]["methods"].update(surprise={}),
+        "no method 'surprise' has options",
+    ),
     "missing key": (lambda m: m.pop("batch"), "batch: field required"),
     "newer format": (lambda m: m.update(format_version=17), "format_version is 17"),
     "older format": (lambda m: m.update(format_version=8), "version 8 is not 16"),

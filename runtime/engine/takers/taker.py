@@ -1,7 +1,7 @@
 """Defines what carries out one kind of prefill work.
 
 A taker is made if its graph is loaded. It may use those that were made before it: a second vote
-runs chunks, too. `table.py` lists the built-in ones.
+runs chunks, too. `table.py` lists the common ones, and adds those of methods.
 """
 
 from collections.abc import Callable, Mapping

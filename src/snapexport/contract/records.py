@@ -122,6 +122,8 @@ def _options(record: Any) -> GraphOptions:
     for name, values in record.methods.items():
         if (kind := known.get(name)) is None:
             raise ValueError(f"no method {name!r:.100} has options")
+        if unknown := values.keys() - {one.name for one in fields(kind)}:
+            raise ValueError(f"the method {name} has no option {min(unknown)!r:.100}")
         methods.append(TypeAdapter(kind).validate_json(json.dumps(values), strict=True))
     return GraphOptions(**common, methods=tuple(methods))
 

@@ -192,13 +192,13 @@ RUN_RULES: tuple[Rule, ...] = (
     Rule(
         CUDA,
         NO_CUDA_KERNEL,
-        "ONNX Runtime's attention has kernels for 16 bits alone on a GPU",
+        "ONNX Runtime's attention has only 16-bit kernels on a GPU",
         "build it again with --dtype fp16 or bf16, or with --target portable",
     ),
     Rule(
         TRITON_GPU,
         WITHOUT_ENGINES,
-        "there a GPU runs engines alone",
+        "there a GPU runs only engines",
         "make them with `snapexport engine`, or use --device cpu",
     ),
     Rule(
@@ -224,7 +224,7 @@ RUN_RULES: tuple[Rule, ...] = (
     Rule(
         HIT_RATES,
         CUDA,
-        "attention is computed from caches that lie on the GPU there",
+        "attention is computed from caches that are on the GPU there",
         "leave it out, or use --backend onnxruntime",
     ),
     Rule(THREADS, TRITON_GPU, "it is for the CPU", "leave it out, or use --device cpu"),

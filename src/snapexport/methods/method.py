@@ -75,7 +75,6 @@ class Method:
     resolve: fills in the defaults of graph options that it decides.
     tensors: what it adds to a graph of a kind (or `TRACE`), beside that kind's common tensors.
     kinds: kinds of graphs of its own.
-    host: names of its tensors that the host writes before a run, or reads after it.
     reads_hidden_states: whether it needs the hidden states of the last layer of each trace.
     inner: the chunks inside a prompt that run in a graph of its own, by the prefill chunk.
     further: prefill work after a prompt's chunks.
@@ -100,7 +99,6 @@ class Method:
     resolve: Callable[[GraphOptions, Target, DType], GraphOptions] = unchanged
     tensors: Callable[[GraphFacts, str, Tensors], Tensors] = no_tensors
     kinds: tuple[GraphKind, ...] = ()
-    host: frozenset[str] = frozenset()
     reads_hidden_states: bool = False
     inner: Callable[[GraphOptions, int], InnerChunks | None] = lambda options, chunk: None
     further: Callable[[CacheGeometry], FurtherWork | None] = lambda geometry: None

@@ -9,6 +9,7 @@ import pytest
 
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
+from snapexport.methods.calibrated.spec import VOTER
 from tests.builds import build
 from tests.measure.eval.test_head_budgets import CHECKPOINT, TEXT
 
@@ -38,7 +39,7 @@ def test_build_takes_what_calibrate_writes_and_eval_compares_it(
     assert json.loads(capsys.readouterr().out)["queries_of_a_head"] == 256
     made = build(CHECKPOINT, tmp_path / "b", mean_queries=tmp_path / "q.json", **OPTIONS)
     assert made.manifest.geometry.vote == replace(
-        plain.manifest.geometry.vote, L_obs=1, vote_queries="calibrated"
+        plain.manifest.geometry.vote, L_obs=1, voter=VOTER
     )
     (entry,) = [entry for name, entry in made.manifest.graphs.items() if name == "compress"]
     assert not [spec.name for spec in entry.inputs if spec.name.startswith("query_window")]

@@ -238,7 +238,7 @@ def test_int4_experts_of_other_functions_are_read_by_onnxruntime_as_defined(
         rounded["gate_up"] = rounded["gate_up"][:, :32]
         stacks |= {name: one[:, :32] for name, one in stacks.items() if "gate_up" in name}
     activation = {"activation": "gelu" if gated else "relu2", "gated": int(gated)}
-    graph = experts.mark(choices | stacks, "BlockExperts", **activation, **OF_INT4)
+    graph = experts.marked(choices | stacks, "BlockExperts", **activation, **OF_INT4)
     if not zeros:
         marker = graph.nodes[0]
         marker.inputs = [*marker.inputs[:5], gs.Variable.empty(), *marker.inputs[5:]]
@@ -259,7 +259,7 @@ def test_int4_experts_are_read_by_onnxruntime_as_defined(biased: bool) -> None:
         biases = {name: rng.standard_normal(one, np.float32) for name, one in shapes.items()}
         stacks, rounded = stacks | biases, rounded | biases
         activation = {"alpha": 1.7, "beta": 1.0, "limit": 4.0}
-    graph = experts.mark(choices | stacks, "BlockExperts", **activation, **OF_INT4)
+    graph = experts.marked(choices | stacks, "BlockExperts", **activation, **OF_INT4)
     MoE().apply(graph)
     got = experts.run_graph(graph, choices | stacks)
     expected = experts.defined(
