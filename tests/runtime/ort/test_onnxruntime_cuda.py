@@ -270,7 +270,7 @@ def test_fp32_attention_on_cuda_and_bf16_on_the_cpu_are_refused(builds: dict[str
         return Build(builds["chunked"].directory, manifest)
 
     changed(dtype="bf16").require_run(backend="onnxruntime-cuda")
-    with pytest.raises(UserError, match="16 bits alone on a GPU"):
+    with pytest.raises(UserError, match="only 16-bit kernels on a GPU"):
         changed(dtype="fp32").require_run(backend="onnxruntime-cuda")
     with pytest.raises(UserError, match="a bf16 build is not supported on the CPU") as refusal:
         changed(dtype="bf16").require_run(backend="onnxruntime")
