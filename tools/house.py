@@ -187,14 +187,17 @@ def _code(file: Path) -> int:
     text = file.read_text()
     skipped = set[int]()
     for node in ast.walk(ast.parse(text)) if file.suffix == ".py" else ():
-        if isinstance(node, ast.Import | ast.ImportFrom) or _is_text(node):
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Expr) and not _is_code(node):
             skipped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     lines = enumerate(text.splitlines(), 1)
     return sum(bool(line.strip()) and number not in skipped for number, line in lines)
 
 
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
+def _is_code(node: ast.stmt) -> bool:
+    """No import and no text by itself, such as a docstring."""
+    return isinstance(node, ast.Expr) and not (
+        isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    )
 
 
 def _wheel(root: Path) -> Iterator[Path]:

@@ -95,14 +95,3 @@ def flags_of(options: GraphOptions) -> Facts:
     common = {name: getattr(options, name) for name in CORE_FIELDS}
     methods = {name: getattr(options.of(kind), name) for name, kind in option_fields().items()}
     return common | methods
-
-
-def recorded_flags(options: GraphOptions) -> Facts:
-    """The same without the flags that a manifest does not record."""
-    absent = {
-        one.name
-        for kind in option_classes()
-        for one in fields(kind)
-        if not one.metadata.get("recorded", True)
-    }
-    return {name: value for name, value in flags_of(options).items() if name not in absent}
