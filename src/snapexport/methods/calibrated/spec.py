@@ -18,6 +18,7 @@ from snapexport.contract.graph_options import MethodOptions, option
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, flag, some
 from snapexport.contract.vote import WINDOW, Voter
+from snapexport.methods.head_budgets.spec import CHOICE as HEADS
 from snapexport.methods.method import Calibration, Method, votes_by
 
 VOTER = Voter(
@@ -97,6 +98,7 @@ _RULES = (
     ),
     Rule(_MEANS, _OTHER_QUERIES, "they are for --vote-queries calibrated", LEAVE_OUT),
     Rule(CHOICE, LATENT, "its queries are no states of one head", LEAVE_OUT),
+    Rule(HEADS, CHOICE, ""),
     Rule(CHOICE, RANKS, "", LEAVE_OUT),
     Rule(
         CHOICE,

@@ -19,10 +19,8 @@ from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule, flag
 from snapexport.contract.slots import MOST_GROUPS
 from snapexport.errors import UserError
-from snapexport.methods.calibrated.spec import CHOICE as CALIBRATED
 from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
 from snapexport.methods.method import Calibration, Method
-from snapexport.methods.repeat.spec import CHOICE as REPEATED
 
 DEFAULT_GROUPS = 2
 BUDGET = "heads"
@@ -89,7 +87,7 @@ def facts(geometry: CacheGeometry) -> Facts:
     return {"head_budget": bool(geometry.slots.head_groups)}
 
 
-_CHOICE = Choice(
+CHOICE = Choice(
     "--head-budget",
     {"head_budget": True},
     lambda f: bool(f.get("head_budget")) or f.get("budget") == BUDGET,
@@ -102,26 +100,25 @@ _EQUAL = Choice(
 _NONE = Choice(
     "--head-budget",
     {"head_budget": None},
-    lambda f: "head_budget" in f and not _CHOICE.holds(f),
+    lambda f: "head_budget" in f and not CHOICE.holds(f),
     joined="without",
 )
 _GROUPED = flag("head_groups", 2)
 _RULES = (
-    Rule(_CHOICE, FULL, KEEPS_ALL, LEAVE_OUT),
+    Rule(CHOICE, FULL, KEEPS_ALL, LEAVE_OUT),
     Rule(_GROUPED, FULL, KEEPS_ALL, LEAVE_OUT),
-    Rule(_CHOICE, STREAMING, NO_TOPK, LEAVE_OUT),
+    Rule(CHOICE, STREAMING, NO_TOPK, LEAVE_OUT),
     Rule(
         _GROUPED,
         _NONE,
         "it groups KV heads by their budgets",
         "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
     ),
-    Rule(_CHOICE, _EQUAL, "it shares K among KV heads"),
-    Rule(_CHOICE, OTHER_HEADS, "a file of head budgets has one number of KV heads", LEAVE_OUT),
-    Rule(_CHOICE, SHARED_CACHES, "a group would have queries of several layers", LEAVE_OUT),
-    Rule(_CHOICE, STATEFUL, "", LEAVE_OUT),
-    *(Rule(_CHOICE, queries, "") for queries in (REPEATED, CALIBRATED)),
-    Rule(_CHOICE, RANKS, ""),
+    Rule(CHOICE, _EQUAL, "it shares K among KV heads"),
+    Rule(CHOICE, OTHER_HEADS, "a file of head budgets has one number of KV heads", LEAVE_OUT),
+    Rule(CHOICE, SHARED_CACHES, "a group would have queries of several layers", LEAVE_OUT),
+    Rule(CHOICE, STATEFUL, "", LEAVE_OUT),
+    Rule(CHOICE, RANKS, ""),
 )
 
 HEAD_BUDGETS = Method(

@@ -12,6 +12,7 @@ from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.pieces import Piece
 from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, flag, value
 from snapexport.contract.vote import WINDOW, Voter
+from snapexport.methods.head_budgets.spec import CHOICE as HEADS
 from snapexport.methods.method import Method, votes_by
 from snapexport.methods.window_vote.spec import gives_windows, windows
 
@@ -133,6 +134,7 @@ _RULES = (
         "use a --prefill-chunk below --L-max",
     ),
     Rule(CHOICE, _OTHER_CHUNKS, "all tokens of a prefill chunk vote", "leave --L-obs out"),
+    Rule(HEADS, CHOICE, ""),
     Rule(CHOICE, RANKS, ""),
 )
 
