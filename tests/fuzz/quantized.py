@@ -25,9 +25,9 @@ class Quantized:
     name = "quantized"
 
     def __init__(self, work: Path) -> None:
-        from tests.exporter import test_bitsandbytes as bnb
-        from tests.exporter import test_compressed_tensors as ct
         from tests.exporter.quantized_integers import Fp4, Weight, rows_of_words
+        from tests.exporter.weights.readers import test_bitsandbytes as bnb
+        from tests.exporter.weights.readers import test_compressed_tensors as ct
         from tests.exporter.weights.readers.test_awq_gptq import AWQ, GPTQ
 
         weight, fp4 = Weight(ROWS, COLUMNS, 32, 4), Fp4(ROWS, COLUMNS, 16)

@@ -1,4 +1,4 @@
-"""A method is one folder and a row: the toy's flag, output, graph, work, rule and words hold."""
+"""A method is one folder and a row: all that the toy adds takes effect."""
 
 import json
 from collections.abc import Iterator

@@ -33,7 +33,7 @@ class Form:
     last block of a row may be cut off. zero: of every block, `middle` unless there are minima,
     where it moves integers around the middle; None: each block has its own. minima: whether each
     block has one. ordered: columns are in an order of their own. signed: less the middle, and in
-    whole blocks (signed.py). floats: e2m1 in the place of integers, with fp8 scales (Fp4).
+    whole blocks (`choice.Signed`). floats: e2m1 in the place of integers, with fp8 scales (Fp4).
     """
 
     bits: Bits

@@ -1,4 +1,4 @@
-"""Cuts a prompt into pieces of prefill work: the only place that knows what a prompt needs.
+"""Cuts a prompt into pieces of prefill work, which say what it costs.
 
     chunk     tokens into a cache of full length, which is compressed after the last piece
     block     tokens onto a compressed row

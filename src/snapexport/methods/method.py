@@ -32,7 +32,7 @@ def no_tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
     return none, none
 
 
-def unchanged(options: GraphOptions, target: Target, dtype: DType) -> GraphOptions:
+def same_options(options: GraphOptions, target: Target, dtype: DType) -> GraphOptions:
     """Return the options as they are."""
     return options
 
@@ -40,7 +40,7 @@ def unchanged(options: GraphOptions, target: Target, dtype: DType) -> GraphOptio
 Reshape = Callable[[CacheGeometry, GraphOptions, ModelFacts, CacheGeometry | None], CacheGeometry]
 
 
-def as_it_is(
+def same_geometry(
     geometry: CacheGeometry, options: GraphOptions, model: ModelFacts, like: CacheGeometry | None
 ) -> CacheGeometry:
     """Return the geometry."""
@@ -69,14 +69,15 @@ class Method:
     voter: for --vote-queries, where it is about who votes.
     rules, run_rules: what it excludes: in a build, and when a build is run.
     facts: what the rules of a finished build ask of its geometry, by flag.
-    budget: the value of --budget that it is.
-    reshape: changes a geometry: by the options, for a model, and like another geometry of it.
+    budget: the value of --budget that selects it.
+    reshape: returns a geometry as the options and the model need it. Its last argument is the
+        geometry of a finished build that the result has to be like, if there is one.
     stores: the value of --cache-dtype that it stores caches in.
     resolve: fills in the defaults of graph options that it decides.
     tensors: what it adds to a graph of a kind (or `TRACE`), beside that kind's common tensors.
     kinds: kinds of graphs of its own.
     reads_hidden_states: whether it needs the hidden states of the last layer of each trace.
-    inner: the chunks inside a prompt that run in a graph of its own, by the prefill chunk.
+    inner: the chunks inside a prompt that run in a graph of its own, of the prefill chunk's tokens.
     further: prefill work after a prompt's chunks.
     vote_scores: bytes of the scores of one layer's vote over `slots` positions.
     report: what a summary says of every build, for programs.
@@ -95,8 +96,8 @@ class Method:
     facts: Callable[[CacheGeometry], Facts] = lambda geometry: {}
     stores: str | None = None
     budget: str | None = None
-    reshape: Reshape = as_it_is
-    resolve: Callable[[GraphOptions, Target, DType], GraphOptions] = unchanged
+    reshape: Reshape = same_geometry
+    resolve: Callable[[GraphOptions, Target, DType], GraphOptions] = same_options
     tensors: Callable[[GraphFacts, str, Tensors], Tensors] = no_tensors
     kinds: tuple[GraphKind, ...] = ()
     reads_hidden_states: bool = False
@@ -108,12 +109,12 @@ class Method:
     words: Callable[[CacheGeometry, GraphOptions], Mapping[str, str]] = lambda geometry, options: {}
 
     def part(self, name: str) -> Any:
-        """The record of a part: what the module has under the part's name in capitals, or None."""
+        """The object under the part's name in capitals in its module; None without the part."""
         if name not in self.parts:
             return None
         return getattr(importlib.import_module(f"{self.home}.{name}"), name.upper())
 
 
 def votes_by(voter: Voter) -> IsOn:
-    """Whether the voter is a build's."""
+    """An `is_on` that holds for builds with this voter."""
     return lambda geometry, options: geometry.voter is not None and geometry.voter == voter
