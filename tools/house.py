@@ -32,7 +32,7 @@ BROUGHT: dict[str, int] = {}
 """Code lines that new capabilities brought, by the folder of each. They raise the bound."""
 
 _CALIBRATED = r"[\"']calibrated[\"']|\bmean[-_ ]quer\w*|\bCalibrated\w*|\bcalibrated_votes"
-CODE_LINES = 40_000
+CODE_LINES = 40_640
 """Bound of code lines: no blanks, docstrings or imports."""
 
 METHODS = {
@@ -138,19 +138,19 @@ def figures(root: Path) -> list[Figure]:
     of_one = [file for file in python if re.search(_CALIBRATED, file.read_text())]
     return [
         Figure("code lines", sum(map(_code, shipped)), CODE_LINES + sum(BROUGHT.values())),
-        Figure("files that name a method", len(naming), 60),
-        Figure("files of the calibrated vote", len(of_one), 12),
-        Figure("shipped lines", _lines(shipped), 66_000),
+        Figure("files that name a method", len(naming), 44),
+        Figure("files of the calibrated vote", len(of_one), 6),
+        Figure("shipped lines", _lines(shipped), 65_940),
         *(Figure(f"  {name}", _lines(_files(root / name), SOURCES)) for name in SHIPPED),
-        Figure("files of the wheel", sum(1 for _ in _wheel(root))),
-        Figure("lines that LLM reaches", _lines(of_llm), 12_670),
+        Figure("files of the wheel", sum(1 for _ in _wheel(root)), 485),
+        Figure("lines that LLM reaches", _lines(of_llm), 11_800),
         Figure("  files", len(of_llm)),
-        Figure("lines of tests", _lines(tests), 50_010),
+        Figure("lines of tests", _lines(tests), 50_300),
         Figure("  files flat in tests/", sum(file.parent == root / "tests" for file in tests)),
-        Figure("lines of tools", _lines(tools) - _lines(studies), 1_500),
+        Figure("lines of tools", _lines(tools) - _lines(studies), 2_570),
         Figure("lines of studies", _lines(studies)),
-        Figure("pages of docs", len(pages), 42),
-        Figure("words of docs", sum(map(_words, pages)), 44_800),
+        Figure("pages of docs", len(pages), 40),
+        Figure("words of docs", sum(map(_words, pages)), 40_000),
         Figure("files over 400 lines", sum(_lines([f]) > LONGEST_FILE for f in shipped + tests), 0),
         Figure("modules on circles", len(circular(graph)), 0),
         Figure(
