@@ -34,7 +34,6 @@ class RankExecutor:
     """One rank's executor. If a call fails in any rank, all of them end: they are out of step."""
 
     rows = parking = drafts = None
-    drafters = ()
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class RankExecutor:
         )
         self._has_latents = bool(manifest.model.kv_lora_rank)
         self.limits = replace(self._own.limits, ranks=collectives.ranks)
-        self.role, self.backend = self._own.role, backend
+        self.role, self.backend, self.drafters = self._own.role, backend, self._own.drafters
         self.captured, self.prompt_cache = self._own.captured, self._own.prompt_cache
 
     def take(

@@ -20,6 +20,7 @@ from snapexport.builder.plan.weights import stored_bytes
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.files.copying import CLONE_BLOCK
+from snapexport.methods.table import graph_options
 from tests.builds import build
 from tests.oracle import cases, checkpoints
 from tests.oracle.cases import Case
@@ -166,7 +167,7 @@ def test_plan_counts_the_layer_if_asked(tmp_path: Path) -> None:
     )
     ring = 4 * RING * (32 + 8)
     taken = [
-        footprint(counted, replace(options, graph=replace(options.graph, mtp=mtp)), geometry, 32)
+        footprint(counted, replace(options, graph=graph_options({"mtp": mtp})), geometry, 32)
         for mtp in (True, False)
     ]
     assert taken[0].request_cache - taken[1].request_cache == ring

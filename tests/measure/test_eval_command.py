@@ -214,7 +214,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no build": (shutil.rmtree, "is not a build directory"),
     "policy full": (
         lambda b: edited(b, traces={}, geometry=CacheGeometry.full(600, 2)),
-        "has the graph compress too much",
+        "the manifest lists an unexpected graph compress",
     ),
     "bf16": (lambda b: edited(b, dtype="bf16"), "its geometry wants bfloat16"),
     "no tokenizer": (lambda b: (b / "tokenizer.json").unlink(), "has no tokenizer.json"),

@@ -205,7 +205,7 @@ def test_no_warning_if_cuda_runs_every_heavy_operator(
 def test_bf16_caches_are_bound_by_their_onnx_type_number(gpu: FakeCuda) -> None:
     """NumPy has no such type."""
     specs = [TensorSpec(name=name, dtype="bfloat16", shape=[2, 4]) for name in ("x", "y")]
-    entry = GraphEntry(file="", sha256="", inputs=specs[:1], outputs=specs[1:])
+    entry = GraphEntry(file="x.onnx", sha256="", inputs=specs[:1], outputs=specs[1:])
     device = Cuda()
     session = CudaSession(
         IDENTITY, ort.SessionOptions(), providers=[device.provider(False)], enable_fallback=0
