@@ -39,6 +39,12 @@ def test_manifest_says_what_was_compared(tmp_path: Path) -> None:
     assert 0 < found.largest_difference < MOST
 
 
+def test_a_model_that_passes_the_mask_by_its_name_is_compared(tmp_path: Path) -> None:
+    checkpoints.make("afmoe", tmp_path / "m")
+    made = build(tmp_path / "m", tmp_path / "b", **OPTIONS)
+    assert made.manifest.verified is not None
+
+
 def test_a_held_family_is_compared_only_if_asked(checkpoint: Path, tmp_path: Path) -> None:
     plain = build(checkpoint, tmp_path / "plain", **OPTIONS)
     assert plain.manifest.verified is None

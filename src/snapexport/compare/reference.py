@@ -129,18 +129,19 @@ def _watching(model: Any, visible: Visible | None) -> Iterator[list[Attended]]:
             query: Tensor,
             key: Tensor,
             value: Tensor,
-            mask: Tensor | None,
+            attention_mask: Tensor | None,  # some models pass it by its name
             *rest: Any,
             **named: Any,
         ) -> Any:
             scaling = named.get("scaling", rest[0] if rest else None)
             scale = query.shape[-1] ** -0.5 if scaling is None else scaling
             if visible is not None:
-                assert mask is not None
-                mask = _hiding(mask, visible(len(attended)), query.shape[1])
+                assert attention_mask is not None
+                shown = visible(len(attended))
+                attention_mask = _hiding(attention_mask, shown, query.shape[1])
             softcap = float(named.get("softcap") or 0.0)
             attended.append(Attended(query[0], key[0], float(scale), softcap))
-            return eager(module, query, key, value, mask, *rest, **named)
+            return eager(module, query, key, value, attention_mask, *rest, **named)
 
         return attend
 
