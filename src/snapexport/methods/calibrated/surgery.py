@@ -1,4 +1,4 @@
-"""Rotates the mean query of texts to the positions behind a prompt, by a trace's own RoPE.
+"""Rotates the mean query of texts to the positions after a prompt, by a trace's own RoPE.
 
 `stamp` writes what was measured into a trace's attention markers, so that graphs of other caches
 can be made of it too. The mean query is rotated to 17 positions, of which the last is 65,536 tokens
@@ -11,7 +11,7 @@ query float32 [1,H,1,D], excess float32 [1,H,P], key [1,Hkv,T,D], prompt_length 
     -> votes float32 [1,Hkv,T].
 Attributes: L_sink, L_recent (int), K (ints, [K]), as of SnapKVSelect.
 
-query is the mean query of texts, rotated to the positions behind the prompt. The first 2P channels
+query is the mean query of texts, rotated to the positions after the prompt. The first 2P channels
 of a key are P pairs that RoPE rotates. excess has, for each, E|q| - |E q|: the mean magnitude of
 the queries' pair, less the magnitude of its mean. The score is
 
@@ -138,7 +138,7 @@ class Rotation(NamedTuple):
 
 
 class MeanQuery(NamedTuple):
-    """A layer's mean query behind a prompt, float32 [1,H,1,D]. excess: float32 [1,H,P], as
+    """A layer's mean query after a prompt, float32 [1,H,1,D]. excess: float32 [1,H,P], as
     CalibratedVotes has it."""
 
     query: gs.Tensor

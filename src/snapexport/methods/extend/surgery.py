@@ -1,6 +1,6 @@
 """Extend: appends a chunk of tokens to a compressed cache, and compresses both together.
 
-Each layer lays its cached entries out in the order of their positions, with the chunk behind them.
+Each layer lays its cached entries out in the order of their positions, then the chunk.
 Then the chunk attends as in prefill, its last queries vote, and what was kept, what leaves the ring
 and the chunk itself compete for the K places. Entries stand for positions in the vote: it pools
 over neighbours in the cache.
@@ -323,7 +323,7 @@ class _Entries:
         return node(graph, "Gather", [both, self._source], [entries], axis=2)[0]
 
     def positions(self, held: gs.Variable) -> gs.Variable:
-        """slot_positions -> the position of each entry, int64 [1,Hkv,N], -1 behind the last."""
+        """slot_positions -> the position of each entry, int64 [1,Hkv,N], -1 after the last."""
         graph, kv_heads = self._graph, held.shape[1]
         shape = int64s(graph, 1, kv_heads, self._chunk.tokens)
         new = node(graph, "Expand", [self._chunk.positions, shape])
