@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -45,6 +45,7 @@ def inputs_of(read: Array) -> Inputs:
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from((INT4, INT8)), st.integers(0, 2**32 - 1), st.floats(0, 4))
+@example(INT8, 1600801, 3.036553160344414)
 def test_error_of_no_block_exceeds_plain_rounding(form: Form, seed: int, spread: float) -> None:
     rng = np.random.default_rng(seed)
     sizes = np.exp(spread * rng.standard_normal((5, 3, 1)))
@@ -54,7 +55,8 @@ def test_error_of_no_block_exceeds_plain_rounding(form: Form, seed: int, spread:
     q, scales = plainly_rounded(rows, form)
     plain = (q.astype(np.float32) - form.middle) * scales[..., None]
     got = values_of(fit(rows, form), form, rows.shape)
-    assert (squares(rows, got) <= squares(rows, plain) * (1 + 1e-4)).all()
+    rounding = 2.0**-22 * squares(rows, np.zeros_like(rows))  # what sums in fp32 leave open
+    assert (squares(rows, got) <= squares(rows, plain) * (1 + 1e-4) + rounding).all()
 
 
 @pytest.mark.parametrize("form", [INT4, INT8])
