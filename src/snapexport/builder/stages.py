@@ -106,7 +106,7 @@ def _traced(
     progress.stage("tracing prefill")
     models = {
         f"prefill.c{tokens}": trace.trace_prefill(decoder, dtype, tokens, states, ranks)
-        for tokens in resolved.short_chunks
+        for tokens in resolved.chunks[:-1]
     }
     models["prefill"] = trace.trace_prefill(decoder, dtype, chunk, states, ranks)
     progress.stage("tracing decode")

@@ -239,6 +239,11 @@ class Manifest(Strict):
         short = {graph_of(name).tokens for name in self.graphs} - {0}
         return (*sorted(short), self.prefill_chunk)
 
+    @property
+    def extends_rows(self) -> bool:
+        """Whether a graph takes tokens onto a compressed row."""
+        return any(graph_of(name).kind.extends_rows for name in self.graphs)
+
     def _smaller(self, name: GraphName, tokens: int = 0) -> dict[int, GraphName]:
         """{N: graph} of each graph name.N, ascending."""
         whole = graph_of(name)

@@ -5,7 +5,7 @@ when a layer asks for them.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,6 +31,13 @@ def no_tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
     """Add nothing to any graph."""
     none: Specs = {}
     return none, none
+
+
+def no_chunks(
+    options: GraphOptions, geometry: CacheGeometry, chunk: int, copies_weights: bool
+) -> Sequence[int]:
+    """Add no graphs for other chunks."""
+    return ()
 
 
 def same_options(options: GraphOptions, target: Target, dtype: DType) -> GraphOptions:
@@ -75,6 +82,10 @@ class Method:
         geometry of a finished build that the result has to be like, if there is one.
     stores: the value of --cache-dtype that it stores caches in.
     resolve: fills in the defaults of graph options that it decides.
+    step_tokens: most tokens of a batch slot in a decode step.
+    chunks: tokens of the chunks that it adds graphs for, by graph options, geometry, the prefill
+        chunk and whether each graph holds a copy of the weights. Raises UserError.
+    further_layers: how many layers after the model's last its graphs run.
     tensors: what it adds to a graph of a kind (or `TRACE`), beside that kind's common tensors.
     likeliest: outputs that it adds, from which the host samples in place of the logits.
     kinds: kinds of graphs of its own.
@@ -100,6 +111,9 @@ class Method:
     budget: str | None = None
     reshape: Reshape = same_geometry
     resolve: Callable[[GraphOptions, Target, DType], GraphOptions] = same_options
+    step_tokens: Callable[[GraphOptions], int] = lambda options: 1
+    chunks: Callable[[GraphOptions, CacheGeometry, int, bool], Sequence[int]] = no_chunks
+    further_layers: Callable[[GraphOptions], int] = lambda options: 0
     tensors: Callable[[GraphFacts, str, Tensors], Tensors] = no_tensors
     likeliest: Likeliest | None = None
     kinds: tuple[GraphKind, ...] = ()

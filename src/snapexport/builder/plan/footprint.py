@@ -119,7 +119,7 @@ def footprint(
     work = Activations(model, options, geometry, chunk)
     return Footprint(
         process=FACTORS[options.target].process,
-        weights=held_bytes(model, options),
+        weights=held_bytes(model, options, geometry),
         request_cache=tensors.request_cache,
         batch=options.batch,
         prefill_cache=tensors.prompt_cache,

@@ -1,6 +1,7 @@
 """Says what the graph of one more chunk takes, and what it does not go with."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from snapexport.contract import names
 from snapexport.contract.choices import BLOCKS, FULL, ONTO_ROWS, OUTPUTS, PARKED
@@ -20,6 +21,8 @@ present_slot_positions = names.numbered("present_slot_positions.")
 @dataclass(frozen=True, kw_only=True)
 class ExtendOptions(MethodOptions):
     """extend: the build has extend.onnx."""
+
+    self_checked: ClassVar[bool] = True
 
     extend: bool = option(
         False,

@@ -1,6 +1,6 @@
 """Traces the checkpoint's layer for multi-token prediction: a step, and a chunk of a prompt."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
@@ -18,6 +18,10 @@ class MtpExport(MethodExport):
 
     def require(self, checkpoint: Checkpoint, decoder: Decoder) -> None:
         layer.require_layer(checkpoint, decoder)
+
+    def tensors(self, checkpoint: Checkpoint, decoder: Decoder) -> Collection[str]:
+        layer.require_present(checkpoint, decoder)
+        return layer.tensors(checkpoint, decoder)
 
     def traces(self, model: TracedModel) -> Mapping[str, ir.Model]:
         return {

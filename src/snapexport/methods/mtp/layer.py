@@ -17,6 +17,8 @@ from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.weights.shapes import is_same, require_parameters
 
 _LEAVE_OUT = "leave out --mtp"
+_COPIES = "embed_tokens.weight", "shared_head.head.weight"
+"""What the layer shares with the model, and a checkpoint may have once more."""
 
 
 def decoder_of_layer(decoder: Decoder) -> Decoder:
@@ -80,6 +82,13 @@ def require_present(checkpoint: Checkpoint, decoder: Decoder) -> None:
         )
 
 
+def tensors(checkpoint: Checkpoint, decoder: Decoder) -> set[str]:
+    """The layer's tensors, without copies of the model's."""
+    stem = _stem(decoder)
+    copies = {stem + name for name in _COPIES}
+    return {name for name in checkpoint.tensors if name.startswith(stem)} - copies
+
+
 def _stem(decoder: Decoder) -> str:
     """The beginning of the names of the layer's tensors."""
     return f"{decoder.names.layers}.{len(decoder.layers)}."
@@ -88,8 +97,7 @@ def _stem(decoder: Decoder) -> str:
 def _require_shared(checkpoint: Checkpoint, decoder: Decoder, stem: str) -> None:
     """Copies of the embedding and of the head are the model's."""
     head = decoder.embedding if decoder.tied else decoder.head
-    copies = {"embed_tokens.weight": decoder.embedding, "shared_head.head.weight": head}
-    for name, original in copies.items():
+    for name, original in zip(_COPIES, (decoder.embedding, head), strict=True):
         stored = stem + name in checkpoint.tensors
         if stored and not is_same(checkpoint, stem + name, original):
             raise UserError(

@@ -93,6 +93,7 @@ MTP = Method(
     is_on=_is_on,
     options=MtpOptions,
     rules=(Rule(_CHOICE, IRREGULAR, "", LEAVE_OUT), Rule(_CHOICE, RANKS, "")),
+    further_layers=lambda options: int(options.of(MtpOptions).mtp),
     tensors=tensors,
     kinds=(
         GraphKind(

@@ -77,6 +77,7 @@ SEVERAL_TOKENS = Method(
     parts=("surgery", "run", "export", "measure"),
     is_on=lambda geometry, options: geometry.steps.several,
     options=SeveralTokensOptions,
+    step_tokens=lambda options: options.of(SeveralTokensOptions).tokens_per_step,
     rules=(
         Rule(
             CHOICE,
