@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from snapexport.builder.options import BuildOptions
-from snapexport.builder.prefill_sizes import capacities
 from snapexport.builder.texts import read_texts, template_tail
 from snapexport.contract.exclusions import require_compatible
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry import CacheGeometry, require_capacities
 from snapexport.contract.graph_options import uneven_batch
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import capabilities
@@ -83,7 +82,9 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
         model=model,
         geometry=geometry,
         chunks=chunks,
-        prefill_capacities=capacities(options, chunks[-1]),
+        prefill_capacities=require_capacities(
+            options.prefill_capacities, chunks[-1], options.L_max
+        ),
     )
 
 

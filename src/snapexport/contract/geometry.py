@@ -3,7 +3,7 @@
 The full cache is the geometry L_sink = L_max, L_recent = K = 0. Knows no model and no graph.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -176,15 +176,25 @@ class CacheGeometry:
         return CacheGeometry.full(self.L_max, slots.num_layers, cache_of=slots.cache_of)
 
 
-def too_small(capacities: Iterable[int], chunk: int, L_max: int) -> tuple[int, int] | None:
-    """The first of the prefill capacities and L_max that is below its bound, and the bound.
+def require_capacities(given: Collection[int], chunk: int, L_max: int) -> list[int]:
+    """Positions of the caches of further prefill graphs, ascending. Raises UserError.
 
-    capacities: ascending. The smallest holds a chunk, and each next one twice the one before, so
-    that heads move to new places without overlapping their old ones.
+    The smallest holds a chunk. Each is at least twice the one before, so that heads move to new
+    places without overlapping their old ones, and moving is rare.
     """
-    least = 0
-    for capacity in (*capacities, L_max):
-        if capacity < max(least, chunk):
-            return capacity, max(least, chunk)
-        least = 2 * capacity
-    return None
+    if given and chunk == L_max:
+        raise UserError(
+            "--prefill-capacities is for prefill in chunks, but the prefill chunk is L_max",
+            "leave it out, or use a smaller --prefill-chunk",
+        )
+    least, ascending = chunk, sorted(set(given))
+    for capacity in (*ascending, L_max) if given else ():
+        if capacity < least:
+            raise UserError(
+                f"--prefill-capacities {' '.join(map(str, ascending))}: {capacity} is below "
+                f"{least}",
+                f"begin at {chunk} (the prefill chunk) or above, at least double from one to the "
+                f"next, and end at {L_max // 2} (half of --L-max) or below",
+            )
+        least = max(2 * capacity, chunk)
+    return ascending

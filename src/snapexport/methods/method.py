@@ -7,6 +7,7 @@ when a layer asks for them.
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from snapexport.contract.geometry import CacheGeometry
@@ -19,10 +20,9 @@ from snapexport.contract.pieces import FurtherWork, InnerChunks
 from snapexport.contract.rule import Facts, Rule
 from snapexport.contract.targets import Target
 from snapexport.contract.vote import Voter
+from snapexport.errors import UserError
 from snapexport.files.dtypes import DType
-
-TRACE = "trace"
-"""In place of a kind of graph: a trace, which has no caches."""
+from snapexport.files.untrusted import read_object
 
 IsOn = Callable[[CacheGeometry, GraphOptions], bool]
 
@@ -66,6 +66,25 @@ class Calibration(NamedTuple):
     is_default: bool = False
 
 
+def read_calibration(
+    path: Path, most: int, form: str, further: set[str], hint: str
+) -> dict[str, Any]:
+    """Read what a file of `snapexport calibrate` holds, among it a list `layers`. Raises UserError.
+
+    form: its format. further: keys beside `format`, `layers` and `calibration`.
+    """
+    try:
+        found = read_object(path, most, hint)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}", hint) from None
+    if found.get("format") != form or set(found) != {"format", "layers", "calibration"} | further:
+        what = form.removeprefix("snapexport ").removesuffix(" 1")
+        raise UserError(f"{path} does not hold {what}", hint)
+    if not isinstance(found["layers"], list):
+        raise UserError(f"{path}: layers is not a list", hint)
+    return found
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Method:
     """One cache method.
@@ -86,7 +105,7 @@ class Method:
     chunks: tokens of the chunks that it adds graphs for, by graph options, geometry, the prefill
         chunk and whether each graph holds a copy of the weights. Raises UserError.
     further_layers: how many layers after the model's last its graphs run.
-    tensors: what it adds to a graph of a kind (or `TRACE`), beside that kind's common tensors.
+    tensors: what it adds to a graph of a kind, beside that kind's common tensors.
     likeliest: outputs that it adds, from which the host samples in place of the logits.
     kinds: kinds of graphs of its own.
     reads_hidden_states: whether it needs the hidden states of the last layer of each trace.

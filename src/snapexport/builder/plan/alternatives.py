@@ -17,8 +17,7 @@ from snapexport.builder.plan.footprint import Footprint, PlannedTensors, footpri
 from snapexport.builder.plan.model import PlannedModel
 from snapexport.builder.plan.request import PlanRequest
 from snapexport.builder.plan.weights import read_bytes
-from snapexport.builder.prefill_sizes import capacities
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry import CacheGeometry, require_capacities
 from snapexport.contract.memory import spelled
 from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError
@@ -100,7 +99,7 @@ def _alternative(request: PlanRequest, model: PlannedModel, choice: Choice) -> A
     options = request.build_options(**choice | {"batch": 1})
     geometry = options.geometry(model.facts)
     *_, chunk = options.chunks(geometry)
-    capacities(options, chunk)
+    require_capacities(options.prefill_capacities, chunk, options.L_max)
     return Alternative(request, model, choice | {"prefill_chunk": chunk}, geometry, chunk)
 
 

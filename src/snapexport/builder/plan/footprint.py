@@ -13,9 +13,9 @@ from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import PlannedModel
 from snapexport.builder.plan.weights import held_bytes, largest_dequantized_bytes
 from snapexport.contract import names
+from snapexport.contract.build_directory import graph_specs
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kinds import graph_of
-from snapexport.contract.interface import graph_specs
 from snapexport.contract.manifest import FORMAT_VERSION, Manifest
 from snapexport.contract.memory import (
     FACTORS,

@@ -4,12 +4,21 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from snapexport.contract import names
-from snapexport.contract.choices import BLOCKS, FULL, ONTO_ROWS, OUTPUTS, PARKED
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import GraphOptions, MethodOptions, option
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors, after
-from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, flag
+from snapexport.contract.rule import (
+    BLOCKS,
+    FULL,
+    LEAVE_OUT,
+    ONTO_ROWS,
+    OUTPUTS,
+    PARKED,
+    Choice,
+    Rule,
+    flag,
+)
 from snapexport.methods.method import Method
 
 GRAPH = "extend"

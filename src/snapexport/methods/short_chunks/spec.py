@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from snapexport.contract.choices import SINGLE_SHOT
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions, MethodOptions, option
-from snapexport.contract.rule import Choice, Rule, flag, value
+from snapexport.contract.rule import SINGLE_SHOT, Choice, Rule, flag, value
 from snapexport.errors import UserError
 from snapexport.methods.method import Method
 from snapexport.methods.sparse_prefill.spec import CHOICE as SPARSE
