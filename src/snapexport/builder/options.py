@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from snapexport.contract.exclusions import require_compatible, resolved
-from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy, Steps
+from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy
 from snapexport.contract.graph_options import CORE_FIELDS, GraphOptions, require_one_of
 from snapexport.contract.manifest import Quantization
 from snapexport.contract.model_facts import ModelFacts
@@ -30,7 +30,6 @@ from snapexport.errors import UserError, flag_of
 from snapexport.files.dtypes import DTYPES, CacheDType, DType
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
 from snapexport.methods import table
-from snapexport.methods.several_tokens.spec import SeveralTokensOptions
 
 WeightsFlag = Literal["keep", "dequantize", "int8", "int4", "fp8"]
 WEIGHTS_FLAGS: tuple[WeightsFlag, ...] = get_args(WeightsFlag)
@@ -200,7 +199,8 @@ class BuildOptions:
             )
         if self.policy == "full":
             layers, cache_of = model.num_hidden_layers, model.cache_of or ()
-            return CacheGeometry.full(self.L_max, layers, self._steps.tokens_per_step, cache_of)
+            steps = table.steps(self.graph)
+            return CacheGeometry.full(self.L_max, layers, steps.tokens, cache_of)
         rings = [layer.ring(self.L_max) for layer in model.cached.values()]
         exact = [ring for ring in rings if ring]
         if len(exact) == len(rings):
@@ -209,10 +209,6 @@ class BuildOptions:
         for method in table.METHODS:
             geometry = method.reshape(geometry, self.graph, model, like)
         return geometry
-
-    @property
-    def _steps(self) -> Steps:
-        return Steps(self.graph.of(SeveralTokensOptions).tokens_per_step)
 
     def _rings_alone(self, model: ModelFacts, rings: Sequence[LayerGeometry]) -> CacheGeometry:
         """All layers have windows: each has an exact ring, and no layer votes."""
@@ -225,7 +221,7 @@ class BuildOptions:
             )
         L_obs = min(DEFAULT_L_OBS, self.L_max, *sizes)
         slots = Slots.of(rings, model.num_hidden_layers, model.cache_of or ())
-        return CacheGeometry(self.policy, self.L_max, slots, Vote(L_obs), self._steps)
+        return CacheGeometry(self.policy, self.L_max, slots, Vote(L_obs), table.steps(self.graph))
 
     def _compressed(
         self, model: ModelFacts, rings: Sequence[LayerGeometry | None], template_tail: int
@@ -245,7 +241,7 @@ class BuildOptions:
             voter=voter,
             **{stage: self._value(stage, default) for stage, default in DEFAULTS.items()},
         )
-        return CacheGeometry(self.policy, self.L_max, slots, vote, self._steps)
+        return CacheGeometry(self.policy, self.L_max, slots, vote, table.steps(self.graph))
 
     def _implied(self, field: str) -> Any:
         """What the flags of a method say of the vote, if they are given."""
@@ -353,6 +349,12 @@ class BuildOptions:
         require_compatible(self.flags | geometry.chunk_facts(chunk))
         self.graph.require_chunk(chunk, self.L_max)
         return chunk
+
+    def chunks(self, geometry: CacheGeometry) -> tuple[int, ...]:
+        """Tokens of the chunks of all prefill graphs, ascending; C is the last."""
+        copies = self.copies_weights or self.holds_integers
+        chunk = self.chunk(geometry)
+        return table.chunks(self.graph, geometry, chunk, copies_weights=copies)
 
     @property
     def _usual_chunk(self) -> int:

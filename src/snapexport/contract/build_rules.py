@@ -8,22 +8,29 @@ ranks cannot share equally.
 
 from collections.abc import Callable
 
-from snapexport.contract.choices import (
+from snapexport.contract.policies import PRESETS
+from snapexport.contract.rule import (
     BASELINE,
     CHUNKED,
     FULL,
     IRREGULAR,
     KEEPS_ALL,
     LATENT,
+    LEAVE_OUT,
     NARROW_PROMPT,
     NO_TOPK,
     RANKS,
     SINGLE_SHOT,
     STREAMING,
     WIDTHS,
+    Choice,
+    Facts,
+    Rule,
+    fact,
+    flag,
+    some,
+    value,
 )
-from snapexport.contract.policies import PRESETS
-from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule, fact, flag, some, value
 from snapexport.contract.targets import TARGETS, TargetCapabilities, capabilities, targets_with
 from snapexport.errors import flag_of
 

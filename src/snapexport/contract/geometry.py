@@ -3,7 +3,7 @@
 The full cache is the geometry L_sink = L_max, L_recent = K = 0. Knows no model and no graph.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -11,32 +11,22 @@ from snapexport.contract.slots import LayerGeometry, Slots
 from snapexport.contract.vote import Vote, Voter
 from snapexport.errors import UserError, require_at_least
 
-MOST_TOKENS_PER_STEP = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """tokens_per_step: q, the most tokens of a batch slot in a step. Raises UserError."""
+    """tokens: q, the most tokens of a batch slot in a step."""
 
-    tokens_per_step: int = 1
-
-    def __post_init__(self) -> None:
-        require_at_least("--tokens-per-step", self.tokens_per_step, 1)
-        if self.tokens_per_step > MOST_TOKENS_PER_STEP:
-            raise UserError(
-                f"--tokens-per-step {self.tokens_per_step} is above {MOST_TOKENS_PER_STEP}",
-                "use 4 to 8: drafts are rarely right for longer",
-            )
+    tokens: int = 1
 
     @property
     def several(self) -> bool:
         """Whether a step may take more than one token."""
-        return self.tokens_per_step > 1
+        return self.tokens > 1
 
     @property
     def spare(self) -> int:
-        """Ring slots beyond L_recent that steps of so many tokens need."""
-        return 2 * (self.tokens_per_step - 1)
+        """Ring slots beyond L_recent that steps of q tokens need."""
+        return 2 * (self.tokens - 1)
 
 
 Policy = Literal["snapstream", "streaming", "sage", "snapkv", "full"]
@@ -173,12 +163,12 @@ class CacheGeometry:
         cls,
         L_max: int,
         num_layers: int,
-        tokens_per_step: int = 1,
+        tokens: int = 1,
         cache_of: tuple[int, ...] = (),
     ) -> "CacheGeometry":
         """The uncompressed cache: every position is a sink."""
         slots = Slots(num_layers, L_sink=L_max, L_recent=0, K=0, cache_of=cache_of)
-        return cls("full", L_max, slots, steps=Steps(tokens_per_step))
+        return cls("full", L_max, slots, steps=Steps(tokens))
 
     def as_full(self) -> "CacheGeometry":
         """The uncompressed cache of the same model: the baseline."""
@@ -186,15 +176,25 @@ class CacheGeometry:
         return CacheGeometry.full(self.L_max, slots.num_layers, cache_of=slots.cache_of)
 
 
-def too_small(capacities: Iterable[int], chunk: int, L_max: int) -> tuple[int, int] | None:
-    """The first of the prefill capacities and L_max that is below its bound, and the bound.
+def require_capacities(given: Collection[int], chunk: int, L_max: int) -> list[int]:
+    """Positions of the caches of further prefill graphs, ascending. Raises UserError.
 
-    capacities: ascending. The smallest holds a chunk, and each next one twice the one before, so
-    that heads move to new places without overlapping their old ones.
+    The smallest holds a chunk. Each is at least twice the one before, so that heads move to new
+    places without overlapping their old ones, and moving is rare.
     """
-    least = 0
-    for capacity in (*capacities, L_max):
-        if capacity < max(least, chunk):
-            return capacity, max(least, chunk)
-        least = 2 * capacity
-    return None
+    if given and chunk == L_max:
+        raise UserError(
+            "--prefill-capacities is for prefill in chunks, but the prefill chunk is L_max",
+            "leave it out, or use a smaller --prefill-chunk",
+        )
+    least, ascending = chunk, sorted(set(given))
+    for capacity in (*ascending, L_max) if given else ():
+        if capacity < least:
+            raise UserError(
+                f"--prefill-capacities {' '.join(map(str, ascending))}: {capacity} is below "
+                f"{least}",
+                f"begin at {chunk} (the prefill chunk) or above, at least double from one to the "
+                f"next, and end at {L_max // 2} (half of --L-max) or below",
+            )
+        least = max(2 * capacity, chunk)
+    return ascending

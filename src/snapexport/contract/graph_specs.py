@@ -78,17 +78,6 @@ class GraphFacts:
         if self.is_full:
             self.options = self.options.of_full_cache()
 
-    def traced(self, name: str) -> Tensors:
-        """Those of a trace, which has no caches. name: prefill or decode."""
-        rows, tokens = 1, self.chunk
-        others: dict[str, Shape] = {names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
-        if name == "decode":
-            rows, tokens = self.batch, 1
-            others = {names.POSITION_IDS: (rows, 1)}
-        shapes = {names.INPUT_IDS: (rows, tokens), **others}
-        inputs: Specs = {name: ("int64", shape) for name, shape in shapes.items()}
-        return inputs, self.logits(rows)
-
     def prefill(self) -> Tensors:
         """A chunk of a prompt, or all of it."""
         ids: Specs = {names.INPUT_IDS: ("int64", (1, self.chunk))}

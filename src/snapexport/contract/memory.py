@@ -2,7 +2,7 @@
 
 Loads nothing. `plan`, `inspect`, `engine`, `bench` and the servers count by these functions, and by
 the one table of measured factors. The tensors are those of a build's graphs; a build that is not
-made yet has those of `interface.graph_specs`, and its weights are counted from a checkpoint
+made yet has those of `build_directory.graph_specs`, and its weights are counted from a checkpoint
 (builder.plan.weights). The least that a step has to move is another number (measure.bench.costs).
 """
 
@@ -113,7 +113,7 @@ def total_bytes(specs: Iterable[TensorSpec]) -> int:
 
 
 def planned_bytes(specs: Iterable[tuple[str, Shape]]) -> int:
-    """Bytes of tensors of `interface.graph_specs`."""
+    """Bytes of tensors of `build_directory.graph_specs`."""
     return sum(math.prod(shape) * BY_NUMPY[dtype].bytes for dtype, shape in specs)
 
 

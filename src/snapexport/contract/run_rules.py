@@ -7,8 +7,20 @@ for its caches' type, `compresses`, `graphs`, `has_baseline`, `has_engines`.
 `Build.require_run` makes them. `unequal_widths` is of its model.
 """
 
-from snapexport.contract.choices import BLOCKS, ONTO_ROWS, OUTPUTS, PARKED
-from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, fact, flag, is_given, some, value
+from snapexport.contract.rule import (
+    BLOCKS,
+    LEAVE_OUT,
+    ONTO_ROWS,
+    OUTPUTS,
+    PARKED,
+    Choice,
+    Rule,
+    fact,
+    flag,
+    is_given,
+    some,
+    value,
+)
 from snapexport.contract.targets import TENSORRT, TENSORRT_RTX, capabilities, targets_with
 
 _WITH_BASELINE = "build it again with --baseline"

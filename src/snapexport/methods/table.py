@@ -1,11 +1,12 @@
 """Lists the cache methods, and what follows from all of them together."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry import CacheGeometry, Steps
 from snapexport.contract.graph_options import CORE_FIELDS, GraphOptions, MethodOptions
+from snapexport.contract.names import Likeliest
 from snapexport.contract.pieces import InnerChunks
 from snapexport.contract.rule import Facts
 from snapexport.contract.vote import Voter
@@ -48,10 +49,33 @@ def methods_on(geometry: CacheGeometry, options: GraphOptions) -> list[Method]:
     return [method for method in METHODS if method.is_on(geometry, options)]
 
 
+def steps(options: GraphOptions) -> Steps:
+    """The tokens of decode's steps."""
+    return Steps(max(method.step_tokens(options) for method in METHODS))
+
+
+def chunks(
+    options: GraphOptions, geometry: CacheGeometry, chunk: int, *, copies_weights: bool
+) -> tuple[int, ...]:
+    """Tokens of the chunks of all prefill graphs, ascending: those below `chunk`, and `chunk`.
+
+    copies_weights: whether a further graph holds a copy of the weights. Raises UserError.
+    """
+    wanted = options, geometry, chunk, copies_weights
+    shorter = {tokens for method in METHODS for tokens in method.chunks(*wanted)}
+    return (*sorted(shorter), chunk)
+
+
 def inner_chunks(options: GraphOptions, prefill_chunk: int) -> InnerChunks | None:
     """The chunks inside a prompt that run in a graph of their own, if a build has such."""
     found = (method.inner(options, prefill_chunk) for method in METHODS)
     return next(filter(None, found), None)
+
+
+def likeliest(outputs: Container[str]) -> Likeliest | None:
+    """The outputs of a graph from which the host samples in place of the logits, if there are."""
+    found = (method.likeliest for method in METHODS)
+    return next((names for names in found if names and names.tokens in outputs), None)
 
 
 def voters() -> dict[str, Voter]:

@@ -13,9 +13,9 @@ from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import PlannedModel
 from snapexport.builder.plan.weights import held_bytes, largest_dequantized_bytes
 from snapexport.contract import names
+from snapexport.contract.build_directory import graph_specs
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kinds import graph_of
-from snapexport.contract.interface import graph_specs
 from snapexport.contract.manifest import FORMAT_VERSION, Manifest
 from snapexport.contract.memory import (
     FACTORS,
@@ -119,7 +119,7 @@ def footprint(
     work = Activations(model, options, geometry, chunk)
     return Footprint(
         process=FACTORS[options.target].process,
-        weights=held_bytes(model, options),
+        weights=held_bytes(model, options, geometry),
         request_cache=tensors.request_cache,
         batch=options.batch,
         prefill_cache=tensors.prompt_cache,
@@ -205,7 +205,7 @@ class Activations:
 
     def decode(self) -> int:
         """Bytes of a decode step: a row and scores for each token, logits [B,V] or [B,C,V]."""
-        tokens = self.options.batch * self.geometry.steps.tokens_per_step
+        tokens = self.options.batch * self.geometry.steps.tokens
         widest = max(layer.cache_slots for layer in self.geometry.layers)
         rows = self.layer(tokens) + self._scores(tokens, widest)
         logits = 2 * tokens * self.model.facts.vocab_size * FP32_BYTES

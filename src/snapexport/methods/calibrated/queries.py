@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError
-from snapexport.methods.calibration_file import read_calibration
+from snapexport.methods.method import read_calibration
 
 FORMAT = "snapexport mean queries 1"
 MOST_BYTES = 64 << 20

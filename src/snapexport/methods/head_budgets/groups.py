@@ -19,7 +19,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.slots import Slots
 from snapexport.errors import UserError
-from snapexport.methods.calibration_file import read_calibration
+from snapexport.methods.method import read_calibration
 
 FORMAT = "snapexport head budgets 1"
 MOST_BYTES = 16 << 20

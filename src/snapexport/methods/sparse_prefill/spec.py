@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from math import gcd
 
 from snapexport.contract import names
-from snapexport.contract.choices import FULL, LATENT, NARROW_PROMPT, RANKS, SINGLE_SHOT, STATEFUL
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import GraphOptions, MethodOptions, option
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors, after
-from snapexport.contract.rule import LEAVE_OUT, Rule, some
+from snapexport.contract.rule import (
+    FULL,
+    LATENT,
+    LEAVE_OUT,
+    NARROW_PROMPT,
+    RANKS,
+    SINGLE_SHOT,
+    STATEFUL,
+    Rule,
+    some,
+)
 from snapexport.errors import UserError
 from snapexport.methods.method import Method
 
