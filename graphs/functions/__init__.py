@@ -1,8 +1,9 @@
 """Our operators, as ONNX model-local functions whose bodies are standard operators.
 
-The body is the definition. ONNX Runtime inlines it. TensorRT takes the body, or a plugin of the
-same name (graphs/targets/tensorrt/votes.py). A pass that appends a call says which body the
-call needs (`passes/base.call`).
+The body is the definition. ONNX Runtime inlines it, and the build does so for targets without
+functions (graphs/targets/inlined.py). TensorRT takes the body, or a plugin of the same name
+(graphs/targets/tensorrt/votes.py). A pass that appends a call says which body the call needs
+(`passes/base.call`).
 """
 
 EXPERTS = ("ExpertsGathered", "ExpertsInBlocks", "ExpertsInEveryBlock")

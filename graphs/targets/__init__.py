@@ -15,6 +15,7 @@ from snapexport.graphs.targets.experts import ComposedExperts, MoE
 from snapexport.graphs.targets.fewer_nodes import FewerReshapes, SkipNorm
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
 from snapexport.graphs.targets.group_query_attention import GroupQueryAttention, ValidSlots
+from snapexport.graphs.targets.inlined import inline_functions
 from snapexport.graphs.targets.integers import BlockGather, MatMulNBits
 from snapexport.graphs.targets.latent_attention import LatentAttention
 from snapexport.graphs.targets.linear_attention import LinearAttention
@@ -78,8 +79,8 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
 """Changes to the graph, in this order."""
 
 MODEL_PASSES: dict[Target, tuple[Callable[[onnx.ModelProto], None], ...]] = {
-    "portable": (),
-    "openvino": (),
+    "portable": (inline_functions,),
+    "openvino": (inline_functions,),
     "onnxruntime": (),
     "tensorrt": (split_topk, allow_plugins, add_groups),
     # It runs no plugins.

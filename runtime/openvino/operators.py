@@ -13,9 +13,6 @@ import openvino.opset14 as op
 from numpy.typing import NDArray
 from openvino.frontend.onnx import ConversionExtension
 
-from snapexport.contract.names import DOMAIN
-from snapexport.runtime.openvino.graph_file import TOP_SET, TOP_VALUES
-
 Value = Any
 """An output of a node of OpenVINO's."""
 
@@ -51,24 +48,18 @@ def optional(node: Any, at: int) -> Value | None:
 
 
 def _top_k(node: Any) -> list[Value]:
-    """Of equal values the one with the lower index comes first, as ONNX has it."""
-    return _top(node, stable=True)
-
-
-def _top_values(node: Any) -> list[Value]:
-    return _top(node, stable=False)
-
-
-def _top(node: Any, *, stable: bool) -> list[Value]:
+    """Of equal values the one with the lower index comes first, unless the order is left open."""
+    if not node.get_attribute("sorted", 1):
+        return _top_set(node)
     mode = "max" if node.get_attribute("largest", 1) else "min"
     axis, count = node.get_attribute("axis", -1), _count(node)
     values = node.get_input(0)
-    top = op.topk(values, count, axis, mode, "value", index_element_type="i64", stable=stable)
+    top = op.topk(values, count, axis, mode, "value", index_element_type="i64", stable=True)
     return list(top.outputs())
 
 
 def _top_set(node: Any) -> list[Value]:
-    """Of the values that equal the lowest one kept, the first are kept: along the last axis."""
+    """The highest along the last axis, by index. Of those that equal the lowest, the first."""
     values, count = node.get_input(0), _count(node)
     shape = values.get_partial_shape()
     size = shape[len(shape) - 1].get_length()
@@ -93,12 +84,14 @@ def _numbers(truths: Any) -> Any:
     return op.convert(truths, "i64")
 
 
-TOP_EXTENSIONS = (
-    ConversionExtension("TopK", "", _top_k),
-    ConversionExtension(TOP_SET, DOMAIN, _top_set),
-    ConversionExtension(TOP_VALUES, DOMAIN, _top_values),
-)
-"""For TopK, and for what graph_file.py makes of those in functions."""
+TOP_K = ConversionExtension("TopK", "", _top_k)
+
+
+def forget_ties(model: Any) -> None:
+    """Let each TopK whose indices nothing reads sort as is fastest: ties take OpenVINO long."""
+    for node in model.get_ops():
+        if node.get_type_name() == "TopK" and not node.output(1).get_target_inputs():
+            node.set_attribute("stable", False)
 
 
 class IntegerProducts:

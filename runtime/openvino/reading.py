@@ -15,11 +15,12 @@ from snapexport.contract.manifest import REBUILD, GraphEntry, TensorSpec
 from snapexport.errors import UserError, first_line
 from snapexport.files.untrusted import GRAPH_BYTES, read_bytes
 from snapexport.runtime.openvino.attention import CacheOperators
-from snapexport.runtime.openvino.graph_file import inline, mark_top_sets, read_model, take_weights
+from snapexport.runtime.openvino.graph_file import read_model, take_weights
 from snapexport.runtime.openvino.operators import (
-    TOP_EXTENSIONS,
+    TOP_K,
     IntegerProducts,
     Value,
+    forget_ties,
     identity,
     ints,
 )
@@ -69,8 +70,6 @@ def read_graph(
     """
     try:
         file = read_model(read_bytes(path, GRAPH_BYTES, REBUILD))
-        mark_top_sets(file)
-        inline(file)
         named = {value.name for value in file.graph.input}
         spans = take_weights(file.graph, path.parent)
     except (ValueError, KeyError, IndexError, RecursionError) as error:
@@ -79,10 +78,11 @@ def read_graph(
         ) from None
     core, caches = ov.Core(), CacheOperators(dynamic=dynamic)
     products = IntegerProducts(lambda name: weights.bytes_of(spans[name]))
-    for extension in (*TOP_EXTENSIONS, *caches.extensions(), products.extension()):
+    for extension in (TOP_K, *caches.extensions(), products.extension()):
         core.add_extension(extension)
     try:
         model = core.read_model(io.BytesIO(file.SerializeToString()))
+        forget_ties(model)
         _put_weights(model, weights, spans)
         names, writes = _leave_to_the_host(model, [one.name for one in file.graph.output], caches)
     except Exception as error:  # OpenVINO's exceptions share no narrower public base

@@ -18,6 +18,7 @@ from onnx import NodeProto, TensorProto
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.targets import TENSORRT_RTX, Target, TargetCapabilities, capabilities
+from snapexport.graphs.targets.inlined import without_functions
 
 COLLECTIVES = (names.ALL_REDUCE, names.ALL_GATHER, names.ALL_TO_ALL)
 """Operators of ours without a body: graphs of ranks are cut at them."""
@@ -61,7 +62,7 @@ def lint_model(model: onnx.ModelProto, graph: str, target: Target) -> list[Findi
     """Findings by the target's record. `graph` is the model's name in them."""
     record = capabilities(target)
     try:
-        inferred = onnx.shape_inference.infer_shapes(_inline(model), data_prop=True).graph
+        inferred = onnx.shape_inference.infer_shapes(without_functions(model), data_prop=True).graph
     except onnx.shape_inference.InferenceError as error:
         return [Finding(graph, "the graph", "", f"ONNX's inference of shapes stops: {error}")]
     shown = {value.name: value.type.tensor_type for value in inferred.value_info}
@@ -71,18 +72,6 @@ def lint_model(model: onnx.ModelProto, graph: str, target: Target) -> list[Findi
         for message in _faults(node, shown, record):
             findings.append(Finding(graph, node.name or node.output[0], node.op_type, message))
     return findings
-
-
-def _inline(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with the functions' bodies in place of their calls."""
-    from onnx import inliner
-
-    named = onnx.ModelProto()
-    named.CopyFrom(model)
-    for function in named.functions:
-        for number, node in enumerate(function.node):
-            node.name = f"{function.name}.{number}"
-    return inliner.inline_local_functions(named)
 
 
 def _open_ends(graph: onnx.GraphProto) -> Iterator[tuple[str, str, str]]:
