@@ -56,7 +56,7 @@ def same_geometry(
 
 
 class Calibration(NamedTuple):
-    """What `snapexport calibrate` measures for a method.
+    """A measurement by `snapexport calibrate` for a method.
 
     flag: of `calibrate`, by field. help: for its --help. is_default: measured without a flag.
     """
