@@ -71,8 +71,8 @@ def trace_model(
 ) -> tuple[Traces, PlacedWeights]:
     """Trace all graphs, place the weights in `directory`, and link the traces to them."""
     options = resolved.options
-    traced = _traced(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
-    checkpoint, traced, integers = _quantized(resolved, traced, progress)
+    traced = _trace_kinds(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
+    checkpoint, traced, integers = _quantize(resolved, traced, progress)
     read = {tensor for trace in traced.values() for tensor in trace.sources.values()}
     signed = options.holds_integers and capabilities(options.target).signed_integers
     for text in choice.notes(checkpoint.tensors, read, integers, options.dtype, signed=signed):
@@ -94,7 +94,7 @@ def trace_model(
             link=options.link_weights,
         )
     progress.stage("tying the graphs to the weights")
-    traces = _linked(resolved, traced, placed)
+    traces = _link(resolved, traced, placed)
     for method in surgeries(_recipe(resolved)):
         for name, model in traces.models.items():
             if graph_of(name).kind.name == "prefill":
@@ -102,7 +102,7 @@ def trace_model(
     return traces, placed
 
 
-def _traced(
+def _trace_kinds(
     resolved: ResolvedBuild, dtype: torch.dtype, progress: Progress
 ) -> dict[GraphName, Traced]:
     """A trace of each kind of graph that the build has."""
@@ -131,7 +131,7 @@ def _traced(
     return {name: Traced.of(model, decoder) for name, model in models.items()}
 
 
-def _quantized(
+def _quantize(
     resolved: ResolvedBuild, traced: dict[GraphName, Traced], progress: Progress
 ) -> tuple[Checkpoint, dict[GraphName, Traced], dict[str, Weight]]:
     """The checkpoint and the traces as `--weights` changes them, and the weights as integers."""
@@ -169,7 +169,7 @@ def _layer_inputs(resolved: ResolvedBuild, progress: Progress) -> dict[str, Inpu
         return {}
 
 
-def _linked(resolved: ResolvedBuild, traced: dict[str, Traced], placed: PlacedWeights) -> Traces:
+def _link(resolved: ResolvedBuild, traced: dict[str, Traced], placed: PlacedWeights) -> Traces:
     """The traces, tied to the weights: decode's for each number of batch slots."""
     whole, smaller = resolved.options.batch, resolved.options.smaller_batches
     models: dict[str, onnx.ModelProto] = {}

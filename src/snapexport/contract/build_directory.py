@@ -292,11 +292,11 @@ def _compare(
         given = found.get(name)
         if expected != given and not (given is None and name in optional):
             raise UserError(
-                f"the manifest's {kind} of {graph} have {_spelled(given)} for {name!r:.200}, its "
-                f"geometry wants {_spelled(expected)}",
+                f"the manifest's {kind} of {graph} have {_spell(given)} for {name!r:.200}, its "
+                f"geometry wants {_spell(expected)}",
                 REBUILD,
             )
 
 
-def _spelled(spec: tuple[str, Shape] | None) -> str:
+def _spell(spec: tuple[str, Shape] | None) -> str:
     return f"{spec[0]:.20} {list(spec[1])!r:.100}" if spec else "nothing"

@@ -95,7 +95,7 @@ _ANOTHER = {"L_sink": 4, "L_obs": 8, "pool_kernel": 7, "softmax": "candidates"}
 _OF_COMPRESSED = "the full cache has one form, and prefill extends it"
 
 
-def _fixed(policy: str, field: str, fixed: int | str) -> Rule:
+def _fixed_by(policy: str, field: str, fixed: int | str) -> Rule:
     """A policy that fixes a field, beside another value of it."""
     other = Choice(
         f"{flag_of(field)} {{{field}}}",
@@ -198,7 +198,7 @@ BUILD_RULES: tuple[Rule, ...] = (
     ),
     Rule(KEPT, STREAMING, NO_TOPK, LEAVE_OUT),
     *(
-        _fixed(policy, field, fixed)
+        _fixed_by(policy, field, fixed)
         for policy, fields in PRESETS.items()
         for field, fixed in fields.items()
         if field != "K"  # KEPT

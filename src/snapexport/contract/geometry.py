@@ -72,7 +72,7 @@ class CacheGeometry:
         if L_obs > recent and self.vote.voter.is_in_ring:
             raise UserError(
                 f"--L-obs {L_obs} is larger than --L-recent {recent}: "
-                "the observation window must lie inside the ring",
+                "the observation window must be inside the ring",
                 f"use --L-obs {max(1, recent)} or less, or --L-recent {L_obs} or more",
             )
 
@@ -103,7 +103,7 @@ class CacheGeometry:
 
     @property
     def widest(self) -> dict[int, LayerGeometry]:
-        """Of each layer that has caches of its own, the one with the most slots."""
+        """The cache with the most slots of each layer that has caches of its own."""
         by_layer: dict[int, list[LayerGeometry]] = {}
         for cache, shape in zip(self.slots.caches, self.layers, strict=True):
             by_layer.setdefault(cache.layer, []).append(shape)
@@ -146,11 +146,11 @@ class CacheGeometry:
         return min(sizes, default=self.L_max)
 
     def is_single_shot(self, prefill_chunk: int) -> bool:
-        """Whether a prefill chunk of so many tokens holds the whole padded prompt."""
+        """Whether a prefill chunk of that many tokens holds the whole padded prompt."""
         return prefill_chunk == self.L_max
 
     def chunk_facts(self, prefill_chunk: int) -> dict[str, object]:
-        """What the table of exclusions asks about the vote beside prefill's chunks."""
+        """Facts of the vote and prefill's chunks, for the table of exclusions."""
         return {
             "vote_queries": self.voter and self.voter.name,
             "voters": self.vote.L_obs,

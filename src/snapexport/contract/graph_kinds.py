@@ -86,7 +86,7 @@ def tensors(kind: GraphKind, facts: GraphFacts) -> Tensors:
 
 @dataclass(frozen=True, slots=True)
 class GraphOf:
-    """What a graph's name says. size: the N of NAME.N; tokens: the M of NAME.cM; 0: the whole."""
+    """The parts of a graph's name. size: N of NAME.N; tokens: M of NAME.cM; 0: the whole."""
 
     kind: GraphKind
     size: int = 0

@@ -22,7 +22,7 @@ Tensors = tuple[Specs, Specs]
 
 
 class BuildFacts(Protocol):
-    """What a manifest says of all graphs."""
+    """Facts of a manifest that hold for all graphs."""
 
     @property
     def single_shot(self) -> bool: ...
@@ -84,7 +84,7 @@ class GraphFacts:
         length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
         logits = self.logits(1)
         if self.build.single_shot and not self.is_full:
-            return ids | length, logits | self._compressed()
+            return ids | length, logits | self._compressed_row()
         presents = self.whole(names.present_key, names.present_value)
         if self.build.single_shot:
             return ids | length, logits | presents
@@ -94,7 +94,7 @@ class GraphFacts:
     def compress(self) -> Tensors:
         """The compress step."""
         length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
-        return length | self.whole(names.past_key, names.past_value), self._compressed()
+        return length | self.whole(names.past_key, names.past_value), self._compressed_row()
 
     def decode(self, tokens: int = 1) -> Tensors:
         """A decode step of `tokens` tokens of each batch slot."""
@@ -169,7 +169,7 @@ class GraphFacts:
             )
         }
 
-    def _compressed(self) -> Specs:
+    def _compressed_row(self) -> Specs:
         """One compressed prompt, and what it kept."""
         specs = after(self.caches(1))
         for cache, kv_heads, shape, _ in self.held:

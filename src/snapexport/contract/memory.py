@@ -30,7 +30,7 @@ NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9), rounded up."""
 
 @dataclass(frozen=True, kw_only=True)
 class Factors:
-    """What a target's runtime holds beside weights, caches, inputs and outputs.
+    """Memory that a target's runtime holds beside weights, caches, inputs and outputs.
 
     process: bytes before the first layer (docs/how-to/plan.md).
     arena: copies of a layer's work. ONNX Runtime allocates tensor by tensor in a graph's first run,
@@ -210,11 +210,11 @@ def composed_attention(manifest: Manifest) -> dict[str, int]:
     return {
         name: max(found)
         for name, graph in manifest.graphs.items()
-        if graph_of(name).kind.has_attention and (found := [*_composed(manifest, graph)])
+        if graph_of(name).kind.has_attention and (found := [*_composed_scores(manifest, graph)])
     }
 
 
-def _composed(manifest: Manifest, graph: GraphEntry) -> Iterator[int]:
+def _composed_scores(manifest: Manifest, graph: GraphEntry) -> Iterator[int]:
     """Bytes of the scores of each attention that is not fused."""
     for layer, batch, rows, slots in _attentions(manifest, graph):
         beside_sinks = layer.sinks and batch > 1  # the sink's slot is made for one row of the batch

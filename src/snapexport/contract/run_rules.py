@@ -163,7 +163,7 @@ RUN_RULES: tuple[Rule, ...] = (
         for choice in (ON_GPU, OPENVINO, OF_ENGINES)
     ),
     *(
-        Rule(choice, OF_RANKS, "its rows lie in several processes", _OF_ONE_RANK)
+        Rule(choice, OF_RANKS, "its rows are in several processes", _OF_ONE_RANK)
         for choice in (ROLE, PREFILLED, PARKED, OUTPUTS, ONTO_ROWS)
     ),
     Rule(

@@ -70,7 +70,7 @@ def _require_as_recorded(path: Path, network: trt.INetworkDefinition, entry: Gra
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     outputs = [network.get_output(index) for index in range(network.num_outputs)]
     for tensors, specs in ((inputs, entry.inputs), (outputs, entry.outputs)):
-        found = {tensor.name: _described(tensor) for tensor in tensors}
+        found = {tensor.name: _description(tensor) for tensor in tensors}
         wanted = {spec.name: (spec.dtype, spec.shape) for spec in specs}
         for name in sorted(found.keys() | wanted.keys()):
             if found.get(name) != wanted.get(name):
@@ -81,7 +81,7 @@ def _require_as_recorded(path: Path, network: trt.INetworkDefinition, entry: Gra
                 )
 
 
-def _described(tensor: trt.ITensor) -> tuple[str, list[int]]:
+def _description(tensor: trt.ITensor) -> tuple[str, list[int]]:
     dtype = tensor.dtype.name
     return of_tensorrt(dtype), list(tensor.shape[:])
 

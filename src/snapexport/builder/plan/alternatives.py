@@ -144,7 +144,7 @@ class Recommendation:
 def recommend(request: PlanRequest, found: Sequence[Alternative]) -> Recommendation | None:
     """The recommendation; None if nothing fits."""
     given: int | None = request["batch"]
-    ranked = _ranked(request, found)
+    ranked = _rank(request, found)
     wanted = given or USUAL_BATCH
     for option in ranked:
         if option.most_slots >= wanted:
@@ -156,7 +156,7 @@ def recommend(request: PlanRequest, found: Sequence[Alternative]) -> Recommendat
     return Recommendation(most, most.most_slots, ranked[0])
 
 
-def _ranked(request: PlanRequest, found: Sequence[Alternative]) -> list[Alternative]:
+def _rank(request: PlanRequest, found: Sequence[Alternative]) -> list[Alternative]:
     """The alternatives, from the best one to the one that needs the least memory."""
     enough = [option for option in found if request["batch"] or _compresses_enough(request, option)]
     caches = list(dict.fromkeys(option.geometry for option in enough or found))

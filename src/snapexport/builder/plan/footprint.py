@@ -173,9 +173,8 @@ class Activations:
             taken += copies * self._scores(self.chunk, slots)
         if self.options.graph.prompt_cache_dtype:
             taken += slots * self._position(FP32_BYTES)
-        taken += (
-            self._expanded_latents() + self._chunked() + self._dequantized_bytes() + self._sparse()
-        )
+        taken += self._expanded_latents() + self._chunked_attention()
+        taken += self._dequantized_bytes() + self._sparse()
         if self._is_masked:
             taken += self.chunk * slots  # bool [1,1,C,T], shared by the layers
         if self._target.fused_shapes and not self._single_shot:
@@ -268,7 +267,7 @@ class Activations:
         widest = max(layer.widest for layer in self.model.facts.layers)
         return shapes is not None and widest > shapes.largest_head_dim
 
-    def _chunked(self) -> int:
+    def _chunked_attention(self) -> int:
         """Bytes of the part of a cache that a layer with chunked attention reads, and its scores.
 
         They are formed in ONNX Runtime, whose fused operator takes no mask.

@@ -72,7 +72,7 @@ class PlannedFp8:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedForms:
-    """What a value of `--weights` makes integers; None: of the build's dtype.
+    """Forms of weights that a value of `--weights` makes integers; None: of the build's dtype.
 
     linear: as in PlannedModel. embedding: where it is not the head.
     """

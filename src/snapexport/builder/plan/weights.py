@@ -156,7 +156,7 @@ def _read_expert_share(model: PlannedModel, tokens: int) -> float:
 
 
 def _forms(model: PlannedModel, options: BuildOptions) -> PlannedForms | None:
-    """What is stored as integers; None: nothing."""
+    """The forms of what is stored as integers; None: nothing is."""
     signed = capabilities(options.target).signed_integers
     return (model.signed_forms if signed else model.forms).get(options.weights or "")
 

@@ -101,7 +101,7 @@ _RULES = (
         "measure them with `snapexport calibrate BUILD --mean-queries --documents DIR --out FILE`",
     ),
     Rule(_MEANS, _OTHER_QUERIES, "they are for --vote-queries calibrated", LEAVE_OUT),
-    Rule(CHOICE, LATENT, "its queries are no states of one head", LEAVE_OUT),
+    Rule(CHOICE, LATENT, "its queries are not states of one head", LEAVE_OUT),
     Rule(HEADS, CHOICE, ""),
     Rule(CHOICE, RANKS, "", LEAVE_OUT),
     Rule(

@@ -21,12 +21,13 @@ from snapexport.contract.rule import (
     Rule,
     flag,
 )
-from snapexport.contract.slots import MOST_GROUPS
 from snapexport.errors import UserError
 from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
 from snapexport.methods.method import Calibration, Method
 
 DEFAULT_GROUPS = 2
+MOST_GROUPS = 8
+"""Groups of a layer: each costs a decode step an attention of its own."""
 BUDGET = "heads"
 """The value of --budget."""
 

@@ -74,7 +74,7 @@ def _require_layer(checkpoint: Checkpoint, decoder: Decoder) -> None:
 
 
 def _require_present(checkpoint: Checkpoint, decoder: Decoder) -> None:
-    """Raise UserError for a checkpoint without such a layer, by its headers alone."""
+    """Raise UserError for a checkpoint without such a layer, by its headers only."""
     stem = _stem(decoder)
     count = getattr(decoder.config, "num_mtp_layers", 0) or 0
     if not decoder.family.mtp:
@@ -134,7 +134,7 @@ class _Step(Step):
 
 
 class _Chunk(Step):
-    """The tokens after those of a prefill chunk: surgery keeps the cached states alone.
+    """The tokens after those of a prefill chunk: surgery keeps only the cached states.
 
     input_ids [1,C], past_length [1], the chunk's hidden_states [1,C,E] -> hidden_states [1,C,E].
     """

@@ -62,7 +62,7 @@ class Repetition:
     kept_whole: int
 
     def pieces(self, prompt_length: int, chunk: int) -> Sequence[Piece]:
-        """As many chunks as the prompt has, and a few more where they overlap."""
+        """One chunk for each of the prompt's, and a few more where they overlap."""
         if prompt_length <= self.kept_whole:
             return ()
         return [
