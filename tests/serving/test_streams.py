@@ -8,7 +8,7 @@ import pytest
 
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.serving import streams as streams_module
-from snapexport.serving.failures import GenerationError
+from snapexport.serving.worker import GenerationError
 from tests.serving.openai.conftest import started, until
 from tests.serving.openai.watched_llm import SLOTS, make_llm
 from tests.serving.process import SECONDS

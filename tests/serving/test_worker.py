@@ -9,9 +9,8 @@ import pytest
 
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, SamplingParams
-from snapexport.serving.failures import CANCELLED, STOPPING, Failure
 from snapexport.serving.model import run_every_decode, warm_up
-from snapexport.serving.worker import ActiveRequest, Event, Worker
+from snapexport.serving.worker import CANCELLED, STOPPING, ActiveRequest, Event, Failure, Worker
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 from tests.serving.process import SECONDS
 

@@ -19,7 +19,7 @@ from snapexport.cli import flags
 from snapexport.cli.console import OUT
 from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError, flag_of
-from snapexport.serving.dynamo.options import ClusterOptions, WorkerOptions, require_installed
+from snapexport.serving.options import ClusterOptions, WorkerOptions
 
 HELP = "serve a build by NVIDIA Dynamo, prefill and decode apart"
 UP = "up"
@@ -58,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a worker or a cluster until a signal comes."""
+    from snapexport.serving.dynamo.up import require_installed, run_cluster
+
     *verb, build = arguments.words
     common = flags.values(arguments, BOTH)
     if not verb:
@@ -73,8 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{' '.join(verb)} is not known here", "snapexport dynamo up BUILD")
     given = _first_given(arguments, WorkerOptions, WORKER)
     require_compatible({"dynamo": UP, "worker_flag": given})
-    from snapexport.serving.dynamo.up import run_cluster
-
     cluster = ClusterOptions(build=Path(build), **common, **flags.values(arguments, CLUSTER))
     run_cluster(cluster, OUT.print)
     return 0

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from snapexport.cli import flags
 from snapexport.cli.console import OUT
+from snapexport.errors import needs_extra
 from snapexport.serving.options import RepositoryOptions
 
 HELP = "build -> model repository for Triton Inference Server"
@@ -37,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write a repository."""
-    from snapexport.serving.triton.repository import write_repository
+    with needs_extra("triton"):
+        from snapexport.serving.triton.repository import write_repository
 
     options = RepositoryOptions(
         build=arguments.build, out=arguments.out, **flags.values(arguments, OPTIONS)

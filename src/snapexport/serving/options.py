@@ -1,12 +1,14 @@
-"""Options of the servers, validated once."""
+"""Options of `snapexport serve`, `triton` and `dynamo`, validated once."""
 
 import re
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError, flag_of
 from snapexport.runtime.chat.parsers.table import AUTO, REASONING_PARSERS, TOOL_PARSERS
+from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.engine.openvino_options import Device, Precision
 from snapexport.runtime.requests.row_files import DEFAULT_BYTES
@@ -153,3 +155,70 @@ class RepositoryOptions(ModelOptions):
     def unary_name(self) -> str:
         """The name of the unary model."""
         return self.model_name + interface.UNARY_SUFFIX
+
+
+Discovery = Literal["file", "etcd", "kubernetes"]
+EventPlane = Literal["zmq", "nats"]
+
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(ModelOptions):
+    """A build, the worker's role, and how Dynamo's parts find each other.
+
+    component: None for "prefill" or "backend", as Dynamo's own workers are called.
+    lease_seconds: how long a prefilled prompt waits for a decode worker that sends no note.
+    """
+
+    role: Role = "both"
+    namespace: str = "dynamo"
+    component: str | None = None
+    discovery: Discovery = "file"
+    event_plane: EventPlane = "zmq"
+    chat_template: Path | None = field(default=None, metadata={"metavar": "FILE"})
+    lease_seconds: float = 30
+    request_seconds: float = 600
+    drain_seconds: float = 30
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_seconds("lease_seconds", "request_seconds", "drain_seconds")
+        for name in ("namespace", "component_name"):
+            if not _WORD.fullmatch(value := getattr(self, name)):
+                raise UserError(
+                    f"'{value}' cannot be a {name.partition('_')[0]} of Dynamo",
+                    "use letters, digits, dashes and underscores",
+                )
+        if self.chat_template and not self.chat_template.is_file():
+            raise UserError(
+                f"{self.chat_template} is not a file", "name a chat template in Jinja's language"
+            )
+
+    @property
+    def component_name(self) -> str:
+        """The component that the worker registers as."""
+        return self.component or ("prefill" if self.role == "prefill" else "backend")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(ModelOptions):
+    """A build, and how many workers of each role serve it on this machine.
+
+    prefill 0: each worker does both. migrations: how often a request may go on in another worker.
+    logs: a folder for a log of each process; None for a temporary one.
+    """
+
+    prefill: int = 1
+    decode: int = 1
+    port: int = 8000
+    migrations: int = 1
+    lease_seconds: float = 30
+    logs: Path | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("prefill", 0), ("decode", 1), ("migrations", 0)):
+            self.require_least(name, least)
+        self.require_port()
+        self.require_seconds("lease_seconds")

@@ -1,4 +1,4 @@
-"""Runs an LLM in its own thread: accepts requests, steps, and delivers outputs.
+"""Runs an LLM in its own thread: accepts requests, steps, and delivers outputs or failures.
 
 Only the worker's thread uses the LLM, except for `LLM.read`. Other threads post requests and
 cancellations, and the worker takes them up between two steps. Knows no event loop.
@@ -11,20 +11,56 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
+from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, Request
-from snapexport.serving.failures import (
-    CANCELLED,
-    NOT_FINITE,
-    STOPPING,
-    Failure,
-    full,
-    internal,
-    late,
-)
 from snapexport.serving.metrics import Counters, Observe
+
+FailureCode = Literal["full", "stopping", "cancelled", "deadline", "internal", "invalid"]
+"""full: all batch slots and places in the queue are taken. invalid: the request itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The reason why a request was refused or ended early."""
+
+    message: str
+    code: FailureCode
+
+
+class GenerationError(Exception):
+    """A failure, as the stream of its request raises it."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.code = failure.code
+
+
+CANCELLED = Failure("the request was cancelled by its client", "cancelled")
+STOPPING = Failure("the server is shutting down", "stopping")
+NOT_FINITE = Failure(
+    "the model's logits are not finite (a build in 16 bits may need --dtype fp32)", "internal"
+)
+
+
+def full(room: int) -> Failure:
+    """room: requests that can run and wait at once."""
+    return Failure(f"{room} requests run and wait already: try again later", "full")
+
+
+def late(seconds: float) -> Failure:
+    """seconds: the time that the request had."""
+    return Failure(f"deadline exceeded: the answer took longer than {seconds:g} s", "deadline")
+
+
+def internal(error: Exception) -> Failure:
+    """The failure of a request that an exception of the runtime ended."""
+    if isinstance(error, UserError):
+        return Failure(str(error), "invalid")
+    return Failure(f"the runtime failed: {type(error).__name__}: {error}", "internal")
+
 
 PAUSE_SECONDS = 0.1
 """Seconds to pause after an unexpected error. A lasting error would fill the log otherwise."""

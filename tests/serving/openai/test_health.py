@@ -10,9 +10,9 @@ import pytest
 
 from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
-from snapexport.serving.failures import Failure
 from snapexport.serving.openai.http import health as health_module
 from snapexport.serving.openai.http.health import FAILED, SILENT, Health
+from snapexport.serving.worker import Failure
 from tests.serving.openai.conftest import Served, started
 from tests.serving.openai.watched_llm import make_llm
 from tests.serving.process import SECONDS

@@ -12,10 +12,10 @@ from snapexport.runtime.chat.chat_prompts import open_template
 from snapexport.serving.model import Model, require_tokenizer
 from snapexport.serving.openai.bodies.completions import CompletionRequest
 from snapexport.serving.openai.http.errors import ApiError
-from snapexport.serving.openai.http.server import bind
 from snapexport.serving.openai.requests import completion
 from snapexport.serving.options import ModelOptions, ServeOptions
 from snapexport.serving.process import Addresses, url_of
+from snapexport.serving.serve import bind
 from tests.serving.openai.watched_llm import SLOTS, make_llm
 
 

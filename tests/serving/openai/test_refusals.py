@@ -12,7 +12,7 @@ import pytest
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.requests import prompts
-from snapexport.serving.failures import Failure, FailureCode
+from snapexport.serving.worker import Failure, FailureCode
 from tests.runtime.tokenizers_for_tests import byte_level
 from tests.serving.openai.conftest import Served
 from tests.serving.process import SECONDS

@@ -38,14 +38,13 @@ from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.requests.request import Request
 from snapexport.serving.dynamo import frontend, handover
-from snapexport.serving.dynamo.decode import METRICS, Fetcher, Landed, Moved
 from snapexport.serving.dynamo.frontend import Chunk, chunk_of, only_chunk
-from snapexport.serving.dynamo.options import WorkerOptions
-from snapexport.serving.dynamo.prefill import Lender
+from snapexport.serving.dynamo.transfer import METRICS, Fetcher, Landed, Lender, Moved
 from snapexport.serving.dynamo.transport import FetchError, Transport
-from snapexport.serving.failures import CANCELLED, FailureCode, GenerationError
 from snapexport.serving.model import Model, require_tokenizer
+from snapexport.serving.options import WorkerOptions
 from snapexport.serving.streams import Stream
+from snapexport.serving.worker import CANCELLED, FailureCode, GenerationError
 
 MODES: dict[Role, DisaggregationMode] = {
     "both": DisaggregationMode.AGGREGATED,

@@ -31,7 +31,7 @@ from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import Buffer
 from snapexport.runtime.engine.rows import Device
 from snapexport.runtime.requests.request import TokenLogprobs
-from snapexport.serving.token_text import LEAST
+from snapexport.serving.model import LEAST
 
 _Natural = Annotated[int, Field(ge=0, lt=1 << 63)]
 _Token = Annotated[int, Field(ge=0, lt=1 << 32)]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.cli.app import main
-from snapexport.serving.dynamo.options import WorkerOptions
+from snapexport.serving.options import WorkerOptions
 from tests.serving.dynamo.needed import IS_INSTALLED
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.errors import UserError
-from snapexport.serving.triton.backend.settings import backend_of, read_options
+from snapexport.serving.triton.settings import backend_of, read_options
 
 
 def args(kind: str = "CPU", **parameters: str) -> dict[str, str]:

@@ -11,9 +11,9 @@ from typing import NoReturn
 
 from snapexport.errors import UserError
 from snapexport.runtime.requests.request import Request, SamplingParams
-from snapexport.serving.failures import GenerationError
 from snapexport.serving.openai.http.errors import ApiError
 from snapexport.serving.streams import Streams
+from snapexport.serving.worker import GenerationError
 
 FRESH_SECONDS = 5.0
 """Seconds for which an output counts as a sign of health."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from snapexport.runtime.chat.parsers.parser import Content, Reasoning
 from snapexport.runtime.requests.request import OutputDelta, TokenLogprobs
-from snapexport.serving.model import Model
+from snapexport.serving.model import LEAST, Model, TokenText
 from snapexport.serving.openai.bodies.completions import RequestBody
 from snapexport.serving.openai.http.errors import ApiError
 from snapexport.serving.openai.requests import Prepared
@@ -32,7 +32,6 @@ from snapexport.serving.openai.writers.writer import (
     content_of,
     reasoning_of,
 )
-from snapexport.serving.token_text import LEAST, TokenText
 
 
 def chat_logprobs(tokens: Iterable[TokenLogprobs], text_of: TokenText) -> dict[str, Any]:
