@@ -16,7 +16,7 @@ class UserError(ValueError):
         return f"{self.message} ({self.hint})"
 
 
-_FLAGS = {"max_num_batched_tokens": "--token-budget"}
+_FLAGS = {"max_num_batched_tokens": "--token-budget", "speculates": "--no-speculation"}
 """Flags that are not named after their field."""
 
 

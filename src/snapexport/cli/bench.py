@@ -41,7 +41,7 @@ CHOICES = {
     "contexts": "tokens of the prompts (default: an eighth and a half of L_max)",
     "batches": "batch slots that decode at a time (default: one, and all of the build's)",
     "decode_steps": "timed in a row, in each round",
-    "repeat": "rounds: everything is measured in turn in each",
+    "rounds": "times that everything is measured, in turn",
     "baseline": "measure the full cache's graphs too: a build made with --baseline",
     "backend": "what runs the graphs",
     "precision": "what OpenVINO calculates in (default: f32)",
@@ -104,7 +104,7 @@ def _print_expected(plan: Plan) -> None:
     expected = estimate(plan)
     caches = " and ".join(spec.name for spec in plan.specs)
     contexts = ", ".join(map(str, plan.contexts))
-    what = f"{caches}, prompts of {contexts} tokens, {plan.options.repeat} rounds"
+    what = f"{caches}, prompts of {contexts} tokens, {plan.options.rounds} rounds"
     print_estimate(what, expected.seconds, expected.nbytes)
 
 

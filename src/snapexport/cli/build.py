@@ -20,7 +20,7 @@ from snapexport.contract.exclusions import refusal
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.targets import capabilities
 from snapexport.contract.vote import Voter
-from snapexport.methods.table import option_classes, voters
+from snapexport.methods.table import METHODS, option_classes, voters
 
 HELP = "checkpoint -> build directory"
 
@@ -87,8 +87,9 @@ _HELPS = {
     "softmax": "attention only among the eligible positions, or all keys up to the query "
     "(default: causal; candidates for sage)",
     "group": "how votes of the query heads of a KV head are combined (default: mean)",
-    "budget": "K of the layers: equal, or falling from first to last as in PyramidKV; heads: K of "
-    "each KV head, by --head-budget (default: uniform)",
+    "budget": "K of the layers: equal, or falling from first to last as in PyramidKV; "
+    + "; ".join(f"{method.budget}: {method.budget_help}" for method in METHODS if method.budget)
+    + " (default: uniform)",
     "vote_queries": "whose queries vote (docs/reference/vote-options.md). "
     + "; ".join(f"{voter.name}: {voter.help}" for voter in voters().values())
     + f" (default: {Voter().name})",

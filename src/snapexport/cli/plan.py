@@ -9,6 +9,7 @@ examples:
 """
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Iterable
 
@@ -24,11 +25,10 @@ from snapexport.contract.memory import spelled
 
 HELP = "find what fits into a memory, before anything is built"
 
-NOT_PLANNED = {
-    *("out", "baseline", "verify", "overwrite", "link_weights"),
-    *("decode_batches", "tokens_per_step", "tensor_parallel"),
-}
-"""Flags of `build` that a plan does not take."""
+NOT_PLANNED = frozenset(
+    "out baseline verify overwrite link_weights decode_batches tensor_parallel".split()
+)
+"""Flags of `build` that a plan does not take, beside those of methods that say so."""
 _HELPS = {
     "batch": "batch slots: requests that decode side by side (default: as many as fit)",
     "prefill_chunk": "tokens of one prefill step; L_max: a single shot (default: the best that "
@@ -61,7 +61,9 @@ _NAMES = {
 
 def helps() -> dict[str, str]:
     """The help of each flag of `build` that decides about memory, by its field."""
-    found = {name: text for name, text in build.helps().items() if name not in NOT_PLANNED}
+    every = (field for kind in build.classes() for field in dataclasses.fields(kind))
+    left_out = NOT_PLANNED | {one.name for one in every if not one.metadata.get("planned", True)}
+    found = {name: text for name, text in build.helps().items() if name not in left_out}
     policy = f"{found['policy']} (default: snapstream, or full where a given batch fits it)"
     return found | _HELPS | {"policy": policy}
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT
 from snapexport.errors import needs_extra
+from snapexport.methods.table import run_flags
 from snapexport.serving.options import ServeOptions
 from snapexport.serving.process import Addresses
 
@@ -36,15 +37,7 @@ ACCESS = {
     "http://localhost:3000; *: any (default: none)",
     "access_log": "write a line for each request to standard error, without its content",
 }
-MODEL = flags.SERVED | {
-    "parked_rows": "prompts whose compressed caches are kept for the next turn of a conversation, "
-    "with --extend",
-    "parked_dir": "folder where these caches are written too, and found again after a restart",
-    "parked_dir_bytes": "most bytes in that folder",
-    "compress_every": "compress an answer whenever it has grown by N tokens, with --extend; 0: "
-    "never",
-    "no_speculation": "draft no tokens, with a build that has --tokens-per-step",
-}
+MODEL = flags.SERVED | run_flags(ServeOptions) | flags.BACKEND
 CHATS = {
     "tool_parser": "how the model writes tool calls; auto: by its chat template; none: as text",
     "reasoning_parser": "how the model writes its reasoning; none: as a part of the answer",
@@ -67,10 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     flags.add_fields(parser.add_argument_group("API"), ServeOptions, API)
     flags.add_fields(parser.add_argument_group("access"), ServeOptions, ACCESS)
-    model = parser.add_argument_group("model")
-    flags.add_fields(model, ServeOptions, MODEL)
-    flags.add_backend(model)
-    flags.add_openvino(model)
+    flags.add_fields(parser.add_argument_group("model"), ServeOptions, MODEL)
     flags.add_fields(parser.add_argument_group("chats"), ServeOptions, CHATS)
     flags.add_fields(parser.add_argument_group("defaults of requests"), ServeOptions, DEFAULTS)
     flags.add_fields(parser.add_argument_group("times"), ServeOptions, TIMES)
@@ -82,8 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = flags.values(arguments, API | ACCESS | MODEL | CHATS | DEFAULTS | TIMES)
     if given["api_key"] is None:  # the environment does not show in a list of processes
         given["api_key"] = os.environ.get(API_KEY)
-    where = {name: getattr(arguments, name) for name in ("backend", "device", "precision")}
-    options = ServeOptions(build=arguments.build, **where, **given)
+    options = ServeOptions(build=arguments.build, **given)
     with needs_extra("serve"):
         from snapexport.serving.serve import Report, serve
     serving = _print_json if arguments.json else _print

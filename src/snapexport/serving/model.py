@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -25,6 +26,7 @@ from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.chat.template_habits import Template, sources
 from snapexport.runtime.engine.limits import Limits
+from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Prompt, require_readable
 from snapexport.runtime.requests.request import Request, SamplingParams
@@ -148,13 +150,13 @@ class Model:
         defaults: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> "Model":
-        """Load a build. settings: further arguments of `LLM`. Raises UserError."""
-        llm = LLM(
-            options.build,
-            threads=options.threads,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            **settings,
-        )
+        """Load a build, by the options that `LLMConfig` has too. settings: further fields of it.
+
+        Raises UserError.
+        """
+        names = {field.name for field in fields(LLMConfig)}
+        running = {name: value for name, value in vars(options).items() if name in names}
+        llm = LLM(options.build, **running, **settings)
         with suppress(UserError):  # a request that has a form gets the error
             llm.open_grammars()
         return cls(

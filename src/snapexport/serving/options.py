@@ -86,7 +86,7 @@ class ServeOptions(ModelOptions):
     parked_dir: Path | None = None
     parked_dir_bytes: int = DEFAULT_BYTES
     compress_every: int = 0
-    no_speculation: bool = False
+    speculates: bool = True
     request_seconds: float = 600
     drain_seconds: float = 30
     api_key: str | None = field(default=None, repr=False)

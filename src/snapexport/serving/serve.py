@@ -101,14 +101,6 @@ def _load(options: ServeOptions, defaults: Mapping[str, Any]) -> Model:
         output_format=OutputFormat.of(sources(template) if template else "", *parsers),
         request_seconds=options.request_seconds,
         defaults=defaults,
-        backend=options.backend,
-        device=options.device,
-        precision=options.precision,
-        parked_rows=options.parked_rows,
-        parked_dir=options.parked_dir,
-        parked_dir_bytes=options.parked_dir_bytes,
-        speculates=not options.no_speculation,
-        compress_every=options.compress_every,
     )
     try:
         warm_up(model.llm)

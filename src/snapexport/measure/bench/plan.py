@@ -24,14 +24,14 @@ class BenchOptions:
     """Every choice of `snapexport bench`. None: chosen from the build.
 
     contexts: tokens of the prompts. batches: active batch slots. decode_steps: timed steps in a
-    row, in each of `repeat` rounds. backend, precision, threads, prepack: as those of
+    row, in each of `rounds`. backend, precision, threads, prepack: as those of
     `open_executor`.
     """
 
     contexts: tuple[int, ...] | None = None
     batches: tuple[int, ...] | None = None
     decode_steps: int = 16
-    repeat: int = 5
+    rounds: int = 5
     baseline: bool = False
     backend: BenchBackend = "onnxruntime"
     precision: Precision | None = None
@@ -40,7 +40,7 @@ class BenchOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require(self, contexts=1, batches=1, decode_steps=1, repeat=1, seed=0, threads=1)
+        require(self, contexts=1, batches=1, decode_steps=1, rounds=1, seed=0, threads=1)
 
     @property
     def running(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _of_system(plan: Plan, spec: SystemSpec) -> float:
 
 def _at_context(plan: Plan, executor: BatchExecutor, context: int, decode: float) -> float:
     """All visits of a context: the longest one also warms up, and is where memory is measured."""
-    limits, rounds = executor.limits, plan.options.repeat
+    limits, rounds = executor.limits, plan.options.rounds
     chunks = sum(piece.cost for piece in pieces_of(context, limits.prefill)) / limits.prefill.chunk
     prefill = fill = chunk_seconds(executor, context) * chunks
     compression = 0.0

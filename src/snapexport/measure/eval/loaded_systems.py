@@ -16,7 +16,7 @@ from snapexport.errors import UserError
 from snapexport.measure.eval.open_graphs import OpenGraphs
 from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.systems import System
-from snapexport.methods.extend.spec import ExtendOptions
+from snapexport.methods import table
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.graph_set import PrefillForm
 from snapexport.runtime.engine.prompt_cache import PromptCache
@@ -63,7 +63,7 @@ class LoadedSystems:
         if not self._build.manifest.traces:
             return self._build
         out = self._directory / str(len(self._executors))
-        options = self._build.manifest.graph_options.with_options(ExtendOptions(extend=in_blocks))
+        options = self._build.manifest.graph_options.with_options(table.in_blocks(in_blocks))
         return derive(
             self._build, geometry, out, options, with_queries=with_queries, link_weights=True
         )

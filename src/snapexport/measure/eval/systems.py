@@ -105,7 +105,7 @@ class SystemMaker:
         choices = (self._inherited(policy, slots, changes) if slots else {}) | changes
         choices = self._without_other_queries(choices) | changes
         try:
-            choices |= {"L_max": self.L_max, "policy": policy, "extend": in_blocks}
+            choices |= {"L_max": self.L_max, "policy": policy} | vars(table.in_blocks(in_blocks))
             options = BuildOptions.of(model="", out=Path(), **choices)
             geometry = options.geometry(self.model, like=self.own)
         except UserError as error:

@@ -37,6 +37,7 @@ class SeveralTokensOptions(MethodOptions):
         "tokens, found in the prompt and in the output (default: 1)",
         "",
         recorded=False,
+        planned=False,
     )
 
     def __post_init__(self) -> None:
@@ -77,6 +78,7 @@ SEVERAL_TOKENS = Method(
     parts=("surgery", "run", "export", "measure"),
     is_on=lambda geometry, options: geometry.steps.several,
     options=SeveralTokensOptions,
+    run_flags={"speculates": "draft no tokens, with a build that has --tokens-per-step"},
     rules=(
         Rule(
             CHOICE,
@@ -87,6 +89,7 @@ SEVERAL_TOKENS = Method(
         Rule(CHOICE, RANKS, ""),
     ),
     facts=facts,
+    report=lambda geometry, options: facts(geometry),
     tensors=tensors,
     kinds=(
         GraphKind(

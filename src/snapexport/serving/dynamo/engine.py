@@ -69,9 +69,7 @@ class SnapexportEngine(LLMEngine):
     def __init__(self, options: WorkerOptions) -> None:
         """Load the build. Raises UserError."""
         self._options = options
-        self._model = Model.load(
-            options, _LOG.error, request_seconds=options.request_seconds, role=options.role
-        )
+        self._model = Model.load(options, _LOG.error, request_seconds=options.request_seconds)
         self._streams = self._model.streams
         self._active: dict[str, Stream] = {}
         self._moved = Moved.by(Manifest.read(options.build))

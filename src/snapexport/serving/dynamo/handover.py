@@ -50,20 +50,20 @@ class Logprob(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     logprob: float
-    top_tokens: list[_Token]
-    top_logprobs: list[float]
+    likeliest: list[_Token]
+    likeliest_logprobs: list[float]
 
     @classmethod
     def of(cls, token: TokenLogprobs) -> "Logprob":
         return cls(
             logprob=max(token.logprob, LEAST),
-            top_tokens=[other for other, _ in token.top],
-            top_logprobs=[max(logprob, LEAST) for _, logprob in token.top],
+            likeliest=[other for other, _ in token.top],
+            likeliest_logprobs=[max(logprob, LEAST) for _, logprob in token.top],
         )
 
     def as_of(self, token: int) -> TokenLogprobs:
         """The same, for the runtime."""
-        pairs = zip(self.top_tokens, self.top_logprobs, strict=False)
+        pairs = zip(self.likeliest, self.likeliest_logprobs, strict=False)
         return TokenLogprobs(token, self.logprob, tuple(pairs))
 
 
