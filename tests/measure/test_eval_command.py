@@ -20,8 +20,8 @@ from snapexport.cli.console import AnswerProgress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.measure.eval.grid import make_grid
-from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.records import JOURNAL
+from snapexport.measure.options import EvalOptions
 from tests.measure.eval import builds
 from tests.patience import PATIENCE
 from tests.refused import refused

@@ -22,17 +22,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from snapexport.cli import flags
 from snapexport.cli.console import DESCRIPTION, ERR, OUT, _OneLine, print_estimate
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import spelled
 from snapexport.errors import UserError
-from snapexport.measure.bench import probes, speed, tables
-from snapexport.measure.bench.plan import BenchOptions, Plan, estimate
-from snapexport.measure.bench.results import Results, cores
+from snapexport.measure.bench import probes, speed
+from snapexport.measure.bench.plan import Plan, estimate
+from snapexport.measure.bench.results import Results, Table, cores
 from snapexport.measure.bench.turns import Row
+from snapexport.measure.options import BenchOptions
 
 HELP = "speed and memory, with their rooflines"
 RESULTS = "results.json"
@@ -184,10 +185,10 @@ def _print_rates(rows: list[Row]) -> None:
         OUT.print(f"probed for the roofline: {', '.join(rates)}\n")
 
 
-def _print_table(table: tables.Table) -> None:
+def _print_table(table: Table) -> None:
     if not table.rows and not table.notes:
         return
-    shown = Table(title=table.title, title_justify="left", title_style="bold", box=None)
+    shown = RichTable(title=table.title, title_justify="left", title_style="bold", box=None)
     shown.pad_edge = False
     for column, head in enumerate(table.heads):
         justify = "left" if table.is_text(column) else "right"

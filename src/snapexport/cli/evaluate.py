@@ -31,8 +31,8 @@ from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, AnswerProgress, duration, print_estimate
 from snapexport.contract.build_directory import Build
 from snapexport.errors import needs_extra
-from snapexport.measure.eval.options import ABLE, DEFAULT_MINUTES, DEFAULT_TASKS, MODES, EvalOptions
 from snapexport.measure.eval.tasks import TASKS
+from snapexport.measure.options import ABLE, DEFAULT_MINUTES, DEFAULT_TASKS, MODES, EvalOptions
 
 HELP = "accuracy on long-context tasks: the full cache, SnapStream and other policies"
 

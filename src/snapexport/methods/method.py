@@ -7,7 +7,6 @@ when a layer asks for them.
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-
 from typing import Any, NamedTuple
 
 from snapexport.contract.geometry import CacheGeometry

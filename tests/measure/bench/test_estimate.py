@@ -7,7 +7,8 @@ import pytest
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes
 from snapexport.measure.bench import plan as module
-from snapexport.measure.bench.plan import BenchOptions, Plan, estimate
+from snapexport.measure.bench.plan import Plan, estimate
+from snapexport.measure.options import BenchOptions
 from tests.builds import build
 
 CHUNK, STEP, COMPRESS = 2.0, 0.25, 0.5

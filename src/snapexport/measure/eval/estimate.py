@@ -11,10 +11,11 @@ from snapexport.contract.interface import graph_specs
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import planned_bytes, weights_bytes
 from snapexport.contract.pieces import Piece
+from snapexport.measure.bench.plan import Estimate, chunk_seconds, step_seconds
+from snapexport.measure.bench.turns import seconds_of
 from snapexport.measure.eval.grid import Grid
-from snapexport.measure.eval.open_graphs import OpenGraphs
+from snapexport.measure.eval.loaded_systems import OpenGraphs
 from snapexport.measure.eval.systems import System
-from snapexport.measure.pace import Estimate, chunk_seconds, seconds_of, step_seconds
 from snapexport.methods import table
 
 

@@ -19,11 +19,11 @@ from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError, flag_of
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.measure.eval.documents import read_documents
-from snapexport.measure.eval.options import DEFAULT_TASKS, EvalOptions
 from snapexport.measure.eval.requests import Requests, frame_of
 from snapexport.measure.eval.sample import as_it_is
 from snapexport.measure.eval.side_by_side import HasPrompt, is_measured
 from snapexport.measure.eval.systems import System, SystemMaker, typical_layer
+from snapexport.measure.options import DEFAULT_TASKS, EvalOptions
 from snapexport.runtime.requests.prompts import load_tokenizer
 from snapexport.vault import CHECKPOINT
 

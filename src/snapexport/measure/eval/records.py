@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from snapexport.errors import UserError
-from snapexport.measure.eval.options import ABLE
+from snapexport.measure.options import ABLE
 
 JOURNAL = "samples.jsonl"
 _CACHE = "system", "slots", "length"
