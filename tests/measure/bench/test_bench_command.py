@@ -14,12 +14,12 @@ import pytest
 from snapexport.cli import app, bench
 from snapexport.cli.bench import BenchProgress
 from snapexport.cli.console import ERR
+from snapexport.cli.signals import end_on_signals
 from snapexport.contract.build_directory import Build
 from snapexport.measure import plots
 from snapexport.measure.bench import probes, speed
 from snapexport.measure.bench.probes import bandwidth, matmul, openvino_matmul
 from snapexport.measure.plots import STYLE
-from snapexport.start import end_on_signals
 from tests.oracle.cases import Case, build_of
 
 FAST = ["--rounds", "2", "--decode-steps", "2", "--threads", "1", "--batches", "2", "1"]

@@ -12,7 +12,7 @@ from snapexport.measure.eval.estimate import estimate
 from snapexport.measure.eval.grid import Grid, make_grid
 from snapexport.measure.options import DEFAULT_MINUTES, EvalOptions
 from snapexport.vault import CHECKPOINT
-from snapexport.vault.words import ADJECTIVES, NOUNS, VERBS
+from snapexport.vault.prompts import ADJECTIVES, NOUNS, VERBS
 from tests.builds import build
 from tests.measure.eval.builds import report_of, vault_grid
 

@@ -13,7 +13,7 @@ from string import ascii_lowercase, ascii_uppercase
 from uuid import UUID
 
 from snapexport.measure.eval.sample import Task, Text
-from snapexport.vault.words import ADJECTIVES, KEYS, VALUES
+from snapexport.vault.prompts import ADJECTIVES, KEYS, VALUES
 
 VARIABLE_LETTERS = 5
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
