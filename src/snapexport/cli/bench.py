@@ -9,7 +9,7 @@ guidellm and `vllm bench serve` put a server under load: `snapexport serve` has 
 
 examples:
   snapexport bench qwen.build
-  snapexport bench qwen.build --contexts 1024 4096 16384 --batches 1 4 --baseline
+  snapexport bench qwen.build --contexts 4096 16384 --batches 1 4 --baseline
   snapexport bench qwen.build --backend openvino --precision bf16
 """
 

@@ -1,10 +1,10 @@
 """Builds fixed-shape prefill and decode graphs from a Hugging Face checkpoint.
 
 examples:
-  snapexport build --model Qwen/Qwen3-0.6B --L-max 32768 --kv-budget 2048 --out qwen.build
-  snapexport build --model ./llama --L-max 131072 --kv-budget 8192 --dtype bf16 --target tensorrt \\
-      --out llama.build
-  snapexport build --model ./smollm2.Q4_1.gguf --L-max 8192 --out smollm2.build
+  snapexport build --model Qwen/Qwen3-0.6B --L-max 32768 --out qwen.build
+  snapexport build --model ./llama --L-max 131072 --kv-budget 8192 \\
+      --dtype bf16 --target tensorrt --out llama.build
+  snapexport build --model smollm2.Q4_1.gguf --L-max 8192 --out smollm2.build
 """
 
 import argparse

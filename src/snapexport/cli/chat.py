@@ -7,7 +7,7 @@ conversation may be longer than L_max (docs/concepts/conversations.md).
 
 examples:
   snapexport chat qwen.build
-  snapexport chat qwen.build --system "Answer in one sentence." --temperature 0.7
+  snapexport chat qwen.build --system "Answer in one sentence." --top-p 0.9
   cat questions.txt | snapexport chat qwen.build --json
 """
 

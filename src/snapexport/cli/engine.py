@@ -13,8 +13,10 @@ explains the flags.
 examples:
   snapexport engine qwen.build
   snapexport engine llama.build --estimate
-  snapexport engine llama.build --plugins libsnapexport_loadable.so --workspace 8GiB
-  snapexport engine llama.build --strip-weights --hardware-compat same-compute-capability
+  snapexport engine llama.build --workspace 8GiB \\
+      --plugins libsnapexport_loadable.so
+  snapexport engine llama.build --strip-weights \\
+      --hardware-compat same-compute-capability
   snapexport engine llama-rtx.build --compute-capability 8.9 12.0
 """
 

@@ -13,9 +13,12 @@ A policy may change fields of its cache: snapstream:L_obs=16,pool=max.
 examples:
   snapexport eval qwen.build --tasks niah_single vt --samples 2
   snapexport eval qwen.build --documents reports/ --budgets 512 1024
-  snapexport eval qwen.build --documents reports/ --instructions "Summarize this text."
-  snapexport eval qwen.build --lengths 8192 16384 --budgets 1024 2048 4096 --out qwen.eval
-  snapexport eval qwen.build --policies full snapstream snapstream:vote=sum,pool=max
+  snapexport eval qwen.build --documents reports/ \\
+      --instructions "Summarize this text."
+  snapexport eval qwen.build --lengths 8192 16384 --budgets 1024 2048 4096 \\
+      --out qwen.eval
+  snapexport eval qwen.build \\
+      --policies full snapstream snapstream:vote=sum,pool=max
 """
 
 import argparse

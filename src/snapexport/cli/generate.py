@@ -5,7 +5,7 @@ prompt to the model as it is.
 
 examples:
   snapexport generate qwen.build --prompt "What is the capital of France?"
-  snapexport generate qwen.build --no-chat --prompt "Once upon a time" --max-tokens 64
+  snapexport generate qwen.build --no-chat --prompt "Once upon a time"
   cat report.txt | snapexport generate qwen.build --prompt-file - --json
 """
 

@@ -4,8 +4,10 @@ Reads a checkpoint's config and headers. Flags that are given are kept, the othe
 Sizes are bounds (docs/how-to/plan.md says what they count). Speed is not promised.
 
 examples:
-  snapexport plan --model ./llama --L-max 131072 --memory 80GiB --target tensorrt
-  snapexport plan --model ./llama --L-max 32768 --memory 24G --batch 8 --weights int4
+  snapexport plan --model ./llama --L-max 131072 --memory 80GiB \\
+      --target tensorrt
+  snapexport plan --model ./llama --L-max 32768 --memory 24G --batch 8 \\
+      --weights int4
 """
 
 import argparse

@@ -6,7 +6,7 @@ OpenAI frontend, or `snapexport serve` without Triton.
 
 examples:
   snapexport triton llama.build --out model_repository
-  snapexport triton llama.build --out model_repository --copy --name llama --max-pending 128
+  snapexport triton llama.build --out model_repository --copy --name llama
 """
 
 import argparse
