@@ -65,7 +65,7 @@ async def test_closing_a_stream_frees_its_batch_slot_within_a_few_steps() -> Non
     while llm.slots_used == SLOTS:
         steps += len((await anext(stays)).token_ids)
     assert steps <= 20  # of 1900; a busy machine delays the cancellation
-    await until(lambda: streams.worker.counters.requests_cancelled_total == 1)
+    await until(lambda: streams.worker.counters["requests_cancelled_total"] == 1)
     for stream in requests:
         await stream.aclose()
     await streams.close()

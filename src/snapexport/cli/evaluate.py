@@ -137,11 +137,6 @@ def _why_incomplete(report: dict[str, Any], goes_on: bool) -> str:
     return f"the time was up: {more} {duration(left_out['seconds'])} (--minutes 0{again})"
 
 
-_HEADINGS = {
-    "aware": "question in the prompt",
-    "agnostic": "question after compression",
-    "late": "question repeated when the ring holds other text",
-}
 BAD, POOR = 0.5, 0.9
 
 
@@ -152,7 +147,7 @@ def _print_report(report: dict[str, Any]) -> None:
         for length in options["lengths"]:
             rows = [r for r in report["results"] if (r["mode"], r["length"]) == (mode, length)]
             if rows:
-                _print_scores(f"{length} tokens, {_HEADINGS[mode]}", rows)
+                _print_scores(f"{length} tokens, {MODES[mode]}", rows)
     if report["results"]:
         OUT.print(
             "accuracy ± standard error; rest: share of answers whose tokens after the first are "

@@ -1,22 +1,18 @@
 """Holds the options of `snapexport eval` and `bench`, from which flags and defaults are made."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from snapexport.errors import UserError, flag_of, require_at_least
+from snapexport.contract.graph_options import require_one_of
+from snapexport.errors import UserError, require_fields
 from snapexport.measure.eval.tasks import TASKS
 from snapexport.runtime.engine.openvino_options import Device, Precision
 
 BenchBackend = Literal["onnxruntime", "openvino"]
 """Backends on a CPU: the probes of the roofline run there."""
-
-Mode = Literal["aware", "agnostic", "late"]
-"""aware: the question ends the prompt, so that its tokens vote.
-agnostic: the question comes after the prompt was compressed.
-late: as aware, and the question is repeated after so much other text that no ring holds any of the
-prompt."""
 
 HaystackName = Literal["manual", "sentences"]
 """manual: the prose of Python's manual. sentences: nine sentences over and over, as RULER's noise,
@@ -25,7 +21,15 @@ which flatter every cache that votes."""
 EvalBackend = Literal["onnxruntime", "onnxruntime-cuda", "openvino"]
 """Backends of the graphs: the other caches have no engines."""
 
-MODES: tuple[Mode, ...] = get_args(Mode)
+MODES: Mapping[str, str] = {
+    "aware": "question in the prompt",
+    "agnostic": "question after compression",
+    "late": "question repeated after other text",
+}
+"""aware: the question ends the prompt, so that its tokens vote.
+agnostic: the question comes after the prompt was compressed.
+late: as aware, and the question is repeated after so much other text that no ring holds any of the
+prompt."""
 DEFAULT_TASKS = "niah_single", "phrase_4", "niah_multikey", "qa"
 """A short answer and a long one, one among many like it, and one that is asked in other words."""
 DEFAULT_MINUTES = 10
@@ -70,11 +74,15 @@ class EvalOptions:
     minutes: int | None = None
 
     def __post_init__(self) -> None:
-        require(self, tasks=None, depths=None, policies=None, modes=None, instructions=None)
-        require(self, lengths=1, budgets=1, samples=1, hit_samples=0, passages=1, continuation=0)
-        require(self, max_tokens=1, seed=0, threads=1, minutes=0)
-        _require_known("task", self.chosen_tasks, tuple(TASKS))
-        _require_known("mode", self.modes, MODES)
+        require_fields(self, tasks=None, depths=None, policies=None, modes=None, instructions=None)
+        require_fields(
+            self, lengths=1, budgets=1, samples=1, hit_samples=0, passages=1, continuation=0
+        )
+        require_fields(self, max_tokens=1, seed=0, threads=1, minutes=0)
+        for task in self.chosen_tasks:
+            require_one_of("--tasks", task, tuple(TASKS))
+        for mode in self.modes:
+            require_one_of("--modes", mode, tuple(MODES))
         if outside := [depth for depth in self.depths if not 0 <= depth <= 1]:
             raise UserError(f"--depths {outside[0]} is not a share", "use 0 (start) to 1 (end)")
         self._require_documents_in_use()
@@ -131,11 +139,6 @@ class EvalOptions:
             )
 
 
-def _require_known(kind: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
-    if unknown := [name for name in given if name not in known]:
-        raise UserError(f"no {kind} '{unknown[0]}'", f"choose from {', '.join(known)}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
     """Every choice of `snapexport bench`. None: chosen from the build.
@@ -157,27 +160,10 @@ class BenchOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require(self, contexts=1, batches=1, decode_steps=1, rounds=1, seed=0, threads=1)
+        require_fields(self, contexts=1, batches=1, decode_steps=1, rounds=1, seed=0, threads=1)
 
     @property
     def running(self) -> dict[str, Any]:
         """The backend and its settings: arguments of `open_executor`."""
         names = "backend", "precision", "threads", "prepack"
         return {name: getattr(self, name) for name in names}
-
-
-def require(options: object, **least: int | None) -> None:
-    """Raise UserError for a number below its least value, or an empty or repeating list.
-
-    None passes: it is chosen later. A bound of None allows every value.
-    """
-    for name, bound in least.items():
-        given, flag = getattr(options, name), flag_of(name)
-        values = given if isinstance(given, tuple) else () if given is None else (given,)
-        if given == ():
-            raise UserError(f"{flag} is empty", "give one or more, or leave it out")
-        for value in values:
-            if bound is not None:
-                require_at_least(flag, value, bound)
-            if values.count(value) > 1:
-                raise UserError(f"{flag} has {value} twice", "give it once")

@@ -26,6 +26,7 @@ from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.chat.template_habits import Template, sources
 from snapexport.runtime.engine.limits import Limits
+from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Prompt, require_readable
@@ -143,34 +144,20 @@ class Model:
         options: ModelOptions,
         log: Callable[[str], None],
         *,
-        template: Template | None = None,
-        output_format: OutputFormat | None = None,
-        observe: Observe | None = None,
-        request_seconds: float = 0.0,
-        defaults: Mapping[str, Any] | None = None,
-        **settings: Any,
+        backend: BackendName | None = None,
+        **given: Any,
     ) -> "Model":
-        """Load a build, by the options that `LLMConfig` has too. settings: further fields of it.
+        """Load a build, by the options that `LLMConfig` has too. given: further arguments of Model.
 
-        Raises UserError.
+        backend: where the options have none. Raises UserError.
         """
         names = {field.name for field in fields(LLMConfig)}
         running = {name: value for name, value in vars(options).items() if name in names}
-        llm = LLM(options.build, **running, **settings)
+        llm = LLM(options.build, **{"backend": backend} | running)
         with suppress(UserError):  # a request that has a form gets the error
             llm.open_grammars()
-        return cls(
-            options.model_name,
-            llm,
-            log=log,
-            template=template,
-            output_format=output_format,
-            gauges=constant_gauges(Manifest.read(options.build)),
-            observe=observe,
-            max_pending=options.max_pending,
-            request_seconds=request_seconds,
-            defaults=defaults,
-        )
+        given |= {"gauges": constant_gauges(Manifest.read(options.build)), "log": log}
+        return cls(options.model_name, llm, max_pending=options.max_pending, **given)
 
     @property
     def limits(self) -> Limits:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from snapexport.contract.exclusions import require_compatible
-from snapexport.errors import UserError, flag_of
+from snapexport.errors import UserError, flag_of, require_fields
 from snapexport.runtime.chat.parsers.table import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.engine.open_executor import BackendName
@@ -37,10 +37,7 @@ class ModelOptions:
     max_num_batched_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        self.require_least("max_pending", 0)
-        for name in ("threads", "max_num_batched_tokens"):
-            if getattr(self, name) is not None:
-                self.require_least(name, 1)
+        require_fields(self, max_pending=0, threads=1, max_num_batched_tokens=1)
         if not _NAME.fullmatch(self.model_name):
             raise UserError(
                 f"'{self.model_name}' cannot be a model's name",
@@ -51,11 +48,6 @@ class ModelOptions:
     def model_name(self) -> str:
         """The value of `model` in clients' requests."""
         return self.build.absolute().name.removesuffix(".build") if self.name is None else self.name
-
-    def require_least(self, name: str, least: int) -> None:
-        """Raise UserError for an option below `least`."""
-        if (value := getattr(self, name)) < least:
-            raise UserError(f"{flag_of(name)} {value} is too small", f"use {least} or more")
 
     def require_seconds(self, *names: str) -> None:
         """Raise UserError for a time that is not above 0."""
@@ -103,9 +95,9 @@ class ServeOptions(ModelOptions):
     def __post_init__(self) -> None:
         self.require_port()
         self.require_seconds("request_seconds")
-        for name in ("drain_seconds", "parked_rows", "parked_dir_bytes", "compress_every"):
-            if not getattr(self, name) >= 0:
-                raise self.unusable(name, "0 or more")
+        if not self.drain_seconds >= 0:  # NaN is refused too
+            raise self.unusable("drain_seconds", "0 or more")
+        require_fields(self, parked_rows=0, parked_dir_bytes=0, compress_every=0, max_tokens=1)
         self._require_usable_defaults()
         require_compatible(vars(self))
         self._require_usable_access()
@@ -117,8 +109,6 @@ class ServeOptions(ModelOptions):
             raise self.unusable("temperature", f"0 (greedy) to {MOST_TEMPERATURE}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise self.unusable("top_p", "a number above 0, up to 1")
-        if self.max_tokens is not None:
-            self.require_least("max_tokens", 1)
 
     def _require_usable_access(self) -> None:
         key = self.api_key
@@ -218,7 +208,6 @@ class ClusterOptions(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("prefill", 0), ("decode", 1), ("migrations", 0)):
-            self.require_least(name, least)
+        require_fields(self, prefill=0, decode=1, migrations=0)
         self.require_port()
         self.require_seconds("lease_seconds")

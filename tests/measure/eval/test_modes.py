@@ -19,7 +19,12 @@ from snapexport.measure.options import DEFAULT_TASKS, MODES
 from snapexport.runtime.requests.request import SamplingParams
 from tests.measure.eval.builds import vault_grid
 
-CHOICES: dict[str, Any] = {"lengths": (384,), "depths": (0.0, 0.4), "samples": 3, "modes": MODES}
+CHOICES: dict[str, Any] = {
+    "lengths": (384,),
+    "depths": (0.0, 0.4),
+    "samples": 3,
+    "modes": tuple(MODES),
+}
 POLICIES = ("full", "snapstream", "streaming", "sage")
 
 

@@ -23,7 +23,7 @@ from tests.serving.openai.watched_llm import SLOTS, make_llm
     ("given", "says"),
     [
         ({"port": 65536}, "--port 65536.*from 0"),
-        ({"max_num_batched_tokens": 0}, "--token-budget 0 is too small"),
+        ({"max_num_batched_tokens": 0}, "--token-budget 0 is below 1"),
         ({"request_seconds": 0}, "--request-seconds 0.*above 0"),
         ({"drain_seconds": -1}, "--drain-seconds -1"),
         ({"drain_seconds": float("nan")}, "--drain-seconds nan"),

@@ -16,7 +16,7 @@ from tests.serving.dynamo.needed import IS_INSTALLED
         (["x.build", "--namespace", "a b"], "'a b' cannot be a namespace of Dynamo"),
         (["x.build", "--component", "a.b"], "'a.b' cannot be a component of Dynamo"),
         (["x.build", "--chat-template", "none.jinja"], "none.jinja is not a file"),
-        (["up", "x.build", "--decode", "0"], "--decode 0 is too small"),
+        (["up", "x.build", "--decode", "0"], "--decode 0 is below 1"),
         (["up", "x.build", "--port", "70000"], "--port 70000 cannot be used"),
         (["x.build", "--decode", "2"], "a cluster's --decode is not supported for a single worker"),
         (
