@@ -1,4 +1,4 @@
-"""Measure a build: speed and memory, with the least that this machine could need beside them.
+"""Measure a build: its speed and memory, beside the least that this machine could need.
 
 Prefill by prompt length, decode steps by context and active batch slots, the share of compression
 in prefill, and peak memory. The roofline follows from what must be read, written and multiplied,
@@ -41,14 +41,14 @@ RESULTS = "results.json"
 CHOICES = {
     "contexts": "tokens of the prompts (default: an eighth and a half of L_max)",
     "batches": "batch slots that decode at a time (default: one, and all of the build's)",
-    "decode_steps": "timed in a row, in each round",
+    "decode_steps": "decode steps that are timed in a row, in each round",
     "rounds": "times that everything is measured, in turn",
-    "baseline": "measure the full cache's graphs too: a build made with --baseline",
+    "baseline": "measure the full cache's graphs too; for builds made with --baseline",
     "backend": "what runs the graphs",
     "precision": "what OpenVINO calculates in (default: f32)",
-    "threads": "of the backend and the probes (default: all cores)",
+    "threads": "CPU threads of the backend and the probes (default: all cores)",
     "prepack": "rearrange a copy of the weights for decode: for up to 7 slots or more than 32",
-    "seed": "other prompts",
+    "seed": "seed of the random prompts",
 }
 
 
@@ -60,7 +60,7 @@ class BenchProgress(_OneLine):
         super().__init__(*columns, TimeRemainingColumn(), total=None)
 
     def update(self, what: str, done: int, total: int) -> None:
-        """So many of a part's measurements are done."""
+        """Show how many of a part's measurements are done."""
         self._bars.update(self._line, description=what, completed=done, total=total)
 
 
@@ -69,7 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     flags.add_fields(parser, BenchOptions, CHOICES)
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="results and plots (default: BUILD.bench)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for results and plots (default: BUILD.bench)",
     )
     parser.add_argument("--json", action="store_true", help="print only the results, as JSON")
 

@@ -1,4 +1,4 @@
-"""Builds fixed-shape prefill and decode graphs from a Hugging Face checkpoint.
+"""Build fixed-shape prefill and decode graphs from a Hugging Face checkpoint.
 
 examples:
   snapexport build --model Qwen/Qwen3-0.6B --L-max 32768 --out qwen.build
@@ -26,7 +26,7 @@ HELP = "checkpoint -> build directory"
 
 
 def classes() -> tuple[type, ...]:
-    """What has the flags of a build."""
+    """The classes whose fields are the flags of a build."""
     return (BuildOptions, GraphOptions, *option_classes())
 
 
@@ -68,7 +68,7 @@ _HELPS = {
     "longrope": "for a RoPE of type longrope: choose one of its two sets of frequencies for all "
     "sequences, the long one if L_max is above the length of training",
     "verify": "compare a few of the checkpoint's layers with transformers before anything is "
-    "written; always done for families that no test of ours holds",
+    "written; always done for families without a test in this project",
     "overwrite": "replace an existing build",
     "policy": "snapstream: sinks, ring and SnapKV's top-k; streaming: no top-k; sage: only the "
     "last token votes, unpooled; snapkv: no sinks, causal softmax; full: keep all",
@@ -78,9 +78,9 @@ _HELPS = {
     "least 18, but at most two thirds)",
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
     "L_obs": "last prompt tokens, whose queries vote (default: 8; with a chat template, ten more "
-    "than it writes after a question)",
-    "pool_kernel": "width of the pool of votes; odd (default: 31, but about two thirds of K where "
-    "that is less; 7 for snapkv)",
+    "than the template writes after a question)",
+    "pool_kernel": "width of the pooling of votes, an odd number (default: 31, but about two "
+    "thirds of K where that is less; 7 for snapkv)",
     "vote": "sum of the queries' attention, or of its squares, which favours a sure query "
     "(default: sum-squares; sum for sage and snapkv)",
     "pool": "mean or highest vote of the neighbours (default: avg)",

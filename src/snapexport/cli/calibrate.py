@@ -1,8 +1,8 @@
-"""Measure on your texts what a cache method of a build needs to know of a model.
+"""Measure on your texts what some flags of `snapexport build` need to know of a model.
 
-Writes a file for the flag of `snapexport build` that --help names. BUILD is a build of the model,
-whose vote or whose traces (--baseline) show it on passages of the documents. Use texts like those
-that the model will read.
+Writes a JSON file for such a flag. BUILD is a build of the model: its vote, or its traces
+(--baseline), are watched on passages of the documents. Use texts like those that the model will
+read.
 
 example:
   snapexport calibrate qwen.build --documents reports/ --out measured.json
@@ -23,7 +23,7 @@ from snapexport.methods.table import METHODS
 if TYPE_CHECKING:
     from snapexport.compare.method import MethodMeasure
 
-HELP = "measure on texts what flags of build read"
+HELP = "measure on your texts what some flags of build need"
 
 LONGEST = 2048
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--length",
         type=int,
         metavar="TOKENS",
-        help=f"of each passage (default: the build's longest prompt, at most {LONGEST})",
+        help=f"tokens of each passage (default: the build's longest prompt, at most {LONGEST})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         from snapexport.measure.eval.documents import passages, read_documents
         from snapexport.runtime.requests.prompts import load_tokenizer
 
-        measure: MethodMeasure = _chosen(arguments).part("measure")
+        measure: MethodMeasure = _choose_method(arguments).part("measure")
     measure.require(build)
     length, count = _length(build, arguments.length, measure.least(build)), arguments.passages
     if count < 1:
@@ -94,7 +94,7 @@ def _calibrations() -> list[Calibration]:
     return [method.calibration for method in METHODS if method.calibration]
 
 
-def _chosen(arguments: argparse.Namespace) -> Method:
+def _choose_method(arguments: argparse.Namespace) -> Method:
     """The method whose flag is given, or the one that is measured by default."""
     known = {method.calibration: method for method in METHODS if method.calibration}
     given = [one for one in known if not one.is_default and getattr(arguments, one.flag)]

@@ -1,8 +1,8 @@
 """Build engines from a build: TensorRT's for this machine's GPU, or TensorRT for RTX's for any.
 
-For ONNX Runtime the weights are packed for this machine's processor: a copy on the disk in
-the order in which its kernels read. Sessions map this file; otherwise each rearranges a copy of its
-own in memory.
+For ONNX Runtime the weights are packed for this machine's processor: a copy on the disk in the
+order in which ONNX Runtime's kernels read. Sessions map this file; otherwise each rearranges a copy
+of its own in memory.
 
 A build with --target tensorrt is compiled on the GPU that will run it; one with --target
 tensorrt-rtx ahead of time, on any machine, for the GPUs of --compute-capability. An engine for each

@@ -2,11 +2,11 @@
 
 With --documents every cache is forced along the continuations of their passages, and compared with
 the full one: log likelihood, KL divergence, likeliest tokens. --instructions about their text are
-answered greedily, up to where an answer parts from the full cache's.
+answered greedily, and compared up to the first token that differs from the full cache's.
 
-The other caches are made from the traces of a build with --baseline; without, only its own cache is
-scored. With --out the report and plots are written, and an interrupted evaluation goes on where it
-was.
+The other caches are made from the traces of a build made with --baseline; without them, only the
+build's own cache is scored. With --out the report and plots are written, and an interrupted
+evaluation goes on where it stopped.
 
 A policy may change fields of its cache: snapstream:L_obs=16,pool=max.
 
@@ -73,7 +73,10 @@ CHOICES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of EvalOptions, where the results go, and --json."""
     parser.add_argument(
-        "build", type=Path, metavar="BUILD", help="a build, for comparisons one with --baseline"
+        "build",
+        type=Path,
+        metavar="BUILD",
+        help="a build; comparisons need one made with --baseline",
     )
     flags.add_fields(parser, EvalOptions, CHOICES)
     parser.add_argument(

@@ -40,8 +40,8 @@ SAMPLING = {
     "top_p": "sample from the likeliest tokens that together have this probability",
     "top_k": "sample from this many of the likeliest tokens; 0: all",
     "min_p": "leave out tokens with less than this share of the likeliest token's probability",
-    "repetition_penalty": "makes tokens that came before less likely; 1: off",
-    "seed": "makes sampling repeatable",
+    "repetition_penalty": "make tokens that came before less likely; 1: off",
+    "seed": "make sampling repeatable",
     "ignore_eos": "continue after the end-of-sequence token",
 }
 RUNNING = (

@@ -1,4 +1,4 @@
-"""Finds the caches, chunks and batch that fit into a memory, before anything is built.
+"""Find the caches, chunks and batch that fit into a given memory, before anything is built.
 
 Reads a checkpoint's config and headers. Flags that are given are kept, the others are chosen.
 Sizes are bounds (docs/how-to/plan.md says what they count). Speed is not promised.
@@ -25,7 +25,7 @@ from snapexport.cli import build, flags
 from snapexport.cli.console import OUT
 from snapexport.contract.memory import spelled
 
-HELP = "find what fits into a memory, before anything is built"
+HELP = "find what fits into a given memory, before anything is built"
 
 NOT_PLANNED = frozenset(
     "out baseline verify overwrite link_weights decode_batches tensor_parallel".split()

@@ -1,7 +1,7 @@
 """Serve a build through an OpenAI-compatible HTTP API, in one process.
 
 Prints the addresses once every graph has run. SIGINT or SIGTERM drains: running answers may finish,
-new requests get status 503; a second signal does not wait.
+new requests get status 503; a second signal ends them at once.
 
 examples:
   snapexport serve llama.build
@@ -30,7 +30,7 @@ API = {
     "port": "port of the API; 0: a free one",
 }
 ACCESS = {
-    "api_key": f"key that requests must send, but for /health (default: ${API_KEY}, or none)",
+    "api_key": f"key that every request but /health must send (default: ${API_KEY}, or none)",
     "allowed_host": "further names by which clients reach the server, in the header Host; *: any "
     "(default: loopback names if it listens on loopback, else any)",
     "allowed_origin": "origins whose pages may read answers in a browser, such as "
@@ -43,9 +43,9 @@ CHATS = {
     "reasoning_parser": "how the model writes its reasoning; none: as a part of the answer",
 }
 DEFAULTS = {
-    "temperature": "for requests without one (default: generation_config.json's, else 1)",
-    "top_p": "for requests without one (default: generation_config.json's, else 1)",
-    "max_tokens": "for requests without it (default: 16 for completions; for chats all "
+    "temperature": "of requests that name none (default: generation_config.json's, else 1)",
+    "top_p": "of requests that name none (default: generation_config.json's, else 1)",
+    "max_tokens": "of requests that name none (default: 16 for completions; for chats all "
     "remaining positions)",
     "no_generation_config": "ignore the sampling that the checkpoint recommends",
 }

@@ -100,7 +100,7 @@ def print_summary(build: Build) -> None:
 
 
 def _of_methods(manifest: Manifest) -> dict[str, Any]:
-    """What the methods record: their options, and what else they report."""
+    """The facts that methods report of a build."""
     geometry, options = manifest.geometry, manifest.graph_options
     reported: dict[str, Any] = {}
     for method in METHODS:

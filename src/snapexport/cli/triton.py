@@ -22,7 +22,7 @@ HELP = "build -> model repository for Triton Inference Server"
 
 OPTIONS = flags.SERVED | {
     "device": "where Triton places the model (default: gpu for a build with TensorRT engines)",
-    "copy": "put the build itself into the repository, for containers; a link otherwise",
+    "copy": "copy the build into the repository, for containers (default: link to it)",
     "overwrite": "replace an existing repository",
 }
 

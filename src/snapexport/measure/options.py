@@ -59,7 +59,7 @@ class EvalOptions:
     budgets: tuple[int, ...] | None = None
     modes: tuple[str, ...] = ("aware", "agnostic")
     hit_samples: int = 0
-    documents: tuple[Path, ...] = ()
+    documents: tuple[Path, ...] = field(default=(), metadata={"metavar": "PATH"})
     haystack: HaystackName | None = None
     passages: int = 8
     continuation: int = 64

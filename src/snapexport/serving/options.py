@@ -81,7 +81,7 @@ class ServeOptions(ModelOptions):
     speculates: bool = True
     request_seconds: float = 600
     drain_seconds: float = 30
-    api_key: str | None = field(default=None, repr=False)
+    api_key: str | None = field(default=None, repr=False, metadata={"metavar": "KEY"})
     allowed_host: tuple[str, ...] = ()
     allowed_origin: tuple[str, ...] = ()
     access_log: bool = False

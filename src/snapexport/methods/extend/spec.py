@@ -65,13 +65,13 @@ EXTEND = Method(
     options=ExtendOptions,
     run_flags={
         "prefill": "chunks: into a cache of full length, compressed at the end; blocks: onto the "
-        "compressed cache, beyond L_max too, with --extend",
+        "compressed cache, beyond L_max too; for builds made with --extend",
         "parked_rows": "prompts whose compressed caches are kept for the next turn of a "
-        "conversation, with --extend",
+        "conversation; for builds made with --extend",
         "parked_dir": "folder where these caches are written too, and found again after a restart",
         "parked_dir_bytes": "most bytes in that folder",
-        "compress_every": "compress an answer whenever it has grown by N tokens, with --extend; "
-        "0: never",
+        "compress_every": "compress an answer whenever it has grown by N tokens; 0: never; for "
+        "builds made with --extend",
     },
     in_blocks=ExtendOptions(extend=True),
     rules=(Rule(flag("extend"), FULL, _ONE_FORM, LEAVE_OUT),),

@@ -78,7 +78,7 @@ SEVERAL_TOKENS = Method(
     parts=("surgery", "run", "export", "measure"),
     is_on=lambda geometry, options: geometry.steps.several,
     options=SeveralTokensOptions,
-    run_flags={"speculates": "draft no tokens, with a build that has --tokens-per-step"},
+    run_flags={"speculates": "draft no tokens; for builds made with --tokens-per-step"},
     rules=(
         Rule(
             CHOICE,
