@@ -76,7 +76,7 @@ class TokenText:
         )
 
     def is_part(self, token: int) -> bool:
-        """Whether the token's bytes are no text by themselves."""
+        """Whether the token is only a part of a character."""
         return self.data(token) != self._text(token).encode()
 
     def _decode(self, token: int) -> str:

@@ -33,7 +33,7 @@ from snapexport.serving.openai.http.access import Access, allowed_hosts
 from snapexport.serving.openai.http.connections import (
     ACCEPTED,
     BACKLOG,
-    connections,
+    connection_factory,
     raise_file_limit,
 )
 from snapexport.serving.openai.http.health import Health
@@ -220,7 +220,7 @@ async def listening(api: Api, listener: socket.socket) -> AsyncIterator[None]:
     raise_file_limit()
     config = uvicorn.Config(
         api.app(),
-        http=connections(),  # type: ignore[arg-type]
+        http=connection_factory(),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_level="error",  # a warning for each bad request would fill the log

@@ -138,7 +138,7 @@ class SnapexportEngine(LLMEngine):
             async for delta in await stack.enter_async_context(
                 aclosing(self._streams.outputs(stream))
             ):
-                output = landed.seen(delta) if landed else delta
+                output = landed.complete(delta) if landed else delta
                 count += len(output.token_ids)
                 chunk = chunk_of(output, length, count, self._model.text_of)
                 if output.row and self._lender:
@@ -155,7 +155,7 @@ class SnapexportEngine(LLMEngine):
         if self._fetcher:
             handed_over = handover.read(_handed_over(given))
             landed = await stack.enter_async_context(
-                self._fetcher.landed(handed_over, request, partial(_require_wanted, context))
+                self._fetcher.land(handed_over, request, partial(_require_wanted, context))
             )
             request = landed.request
         elif self._lender and not is_probe(given):

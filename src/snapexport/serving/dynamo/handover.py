@@ -191,7 +191,7 @@ class LandingRows:
             self._free.put_nowait(row)
 
     @asynccontextmanager
-    async def borrowed(
+    async def borrow(
         self, every: float, meanwhile: Callable[[], Awaitable[None]]
     ) -> AsyncIterator["Borrowed"]:
         """Lend one. meanwhile: called after each `every` seconds of waiting."""

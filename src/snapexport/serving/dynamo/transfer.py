@@ -161,7 +161,7 @@ class Landed:
         self._loan: Borrowed | None = loan
         self._logprobs = [logprob.as_of(given.first_token) for logprob in given.logprobs]
 
-    def seen(self, delta: OutputDelta) -> OutputDelta:
+    def complete(self, delta: OutputDelta) -> OutputDelta:
         """Take the request's next output, and complete the first.
 
         Its token was chosen by the prefill worker, which knows its log probability.
@@ -186,7 +186,7 @@ class Fetcher:
         self._rows = LandingRows([self._new_landing() for _ in range(LANDING_ROWS)])
 
     @asynccontextmanager
-    async def landed(
+    async def land(
         self, given: HandOver, request: Request, go_on: Callable[[], None]
     ) -> AsyncIterator["Landed"]:
         """Fetch a prompt. go_on: raises if the request is no longer wanted.
@@ -200,7 +200,7 @@ class Fetcher:
             self._transport.note(given.agent, note(HOLD, given.lease))
 
         await hold()
-        async with self._rows.borrowed(self._hold_seconds, hold) as loan:
+        async with self._rows.borrow(self._hold_seconds, hold) as loan:
             go_on()
             await self._fetch(given, loan)
             yield Landed(given, request, loan)

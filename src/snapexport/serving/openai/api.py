@@ -55,12 +55,12 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-class Turns:
+class BoundedThreads:
     """Threads, and a bounded queue for them."""
 
     def __init__(self, threads: int, most: int) -> None:
         """most: runs and waits at the same time; more is refused."""
-        self._threads = ThreadPoolExecutor(threads, "snapexport-turns")
+        self._threads = ThreadPoolExecutor(threads, "snapexport-read")
         self._most = most
         self._inside = 0
 
@@ -141,7 +141,7 @@ class Api:
     access: Access = field(default_factory=Access)
     gate: Gate = field(default_factory=Gate)
     bodies: BodyReader = field(default_factory=BodyReader)
-    compilers: Turns = field(default_factory=lambda: Turns(PROCESSES, MOST_READ))
+    compilers: BoundedThreads = field(default_factory=lambda: BoundedThreads(PROCESSES, MOST_READ))
     """Of grammars: one that takes long delays no request without."""
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -159,18 +159,20 @@ class Api:
         return self.access.guard(Starlette(routes=routes, exception_handlers=HANDLERS))
 
     def _route(self, endpoint: Endpoint) -> Route:
-        answer = partial(self._answer, endpoint, Turns(endpoint.readers, MOST_READ))
+        answer = partial(self._answer, endpoint, BoundedThreads(endpoint.readers, MOST_READ))
         return self._post(endpoint.path, answer)
 
     def _utility_route(self, utility: Utility) -> Route:
-        answer = partial(self._compute, utility, Turns(1, MOST_READ))
+        answer = partial(self._compute, utility, BoundedThreads(1, MOST_READ))
         return self._post(utility.path, answer)
 
     def _post(self, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
         counted = [Middleware(count_requests, gate=self.gate)]
         return Route(path, answer, methods=["POST"], middleware=counted)
 
-    async def _answer(self, endpoint: Endpoint, readers: Turns, request: Request) -> Response:
+    async def _answer(
+        self, endpoint: Endpoint, readers: BoundedThreads, request: Request
+    ) -> Response:
         body = await self.bodies.read(request, endpoint.body)
         await require_client(request)
         self._require(body.model)
@@ -187,12 +189,14 @@ class Api:
         first = await unless_gone(request, begin(outputs))
         return EventStream(events(writer, first, outputs, opened), outputs)
 
-    async def _compute(self, utility: Utility, turns: Turns, request: Request) -> Response:
+    async def _compute(
+        self, utility: Utility, threads: BoundedThreads, request: Request
+    ) -> Response:
         body = await self.bodies.read(request, utility.body)
         await require_client(request)
         if (name := getattr(body, "model", None)) is not None:
             self._require(name)
-        return JSONResponse(await turns.run(utility.compute, self.model, body))
+        return JSONResponse(await threads.run(utility.compute, self.model, body))
 
     async def _openapi(self, _: Request) -> Response:
         posts: dict[str, type[BaseModel]] = {each.path: each.body for each in self.endpoints}
