@@ -8,7 +8,7 @@ import dataclasses
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,9 @@ def add_grouped(
                 )
 
 
-def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str, Any]:
-    """Values of the flags of `add_fields`, by field."""
-    return {name: _field_value(getattr(arguments, name)) for name in helps}
+def values(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Values of the flags of these fields, by field."""
+    return {name: _field_value(getattr(arguments, name)) for name in names}
 
 
 def _add_flag(

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,51 +26,50 @@ from snapexport.serving.process import Addresses
 API_KEY = "SNAPEXPORT_API_KEY"
 HELP = "serve a build through an OpenAI-compatible API"
 
-API = {
-    "host": "address of the API",
-    "port": "port of the API; 0: a free one",
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "API": {
+        "host": "address of the API",
+        "port": "port of the API; 0: a free one",
+    },
+    "access": {
+        "api_key": f"key that every request but /health must send (default: ${API_KEY}, or none)",
+        "allowed_host": "further names by which clients reach the server, in the header Host; "
+        "*: any (default: loopback names if it listens on loopback, else any)",
+        "allowed_origin": "origins whose pages may read answers in a browser, such as "
+        "http://localhost:3000; *: any (default: none)",
+        "access_log": "write a line for each request to standard error, without its content",
+    },
+    "model": flags.SERVED | run_flags(ServeOptions) | flags.BACKEND,
+    "chats": {
+        "tool_parser": "how the model writes tool calls; auto: by its chat template; none: as text",
+        "reasoning_parser": "how the model writes its reasoning; none: as a part of the answer",
+    },
+    "defaults of requests": {
+        "temperature": "of requests that name none (default: generation_config.json's, else 1)",
+        "top_p": "of requests that name none (default: generation_config.json's, else 1)",
+        "max_tokens": "of requests that name none (default: 16 for completions; for chats all "
+        "remaining positions)",
+        "no_generation_config": "ignore the sampling that the checkpoint recommends",
+    },
+    "times": {
+        "request_seconds": "longest time of an answer; a longer one ends with status 504",
+        "drain_seconds": "how long running answers may go on after a signal",
+    },
 }
-ACCESS = {
-    "api_key": f"key that every request but /health must send (default: ${API_KEY}, or none)",
-    "allowed_host": "further names by which clients reach the server, in the header Host; *: any "
-    "(default: loopback names if it listens on loopback, else any)",
-    "allowed_origin": "origins whose pages may read answers in a browser, such as "
-    "http://localhost:3000; *: any (default: none)",
-    "access_log": "write a line for each request to standard error, without its content",
-}
-MODEL = flags.SERVED | run_flags(ServeOptions) | flags.BACKEND
-CHATS = {
-    "tool_parser": "how the model writes tool calls; auto: by its chat template; none: as text",
-    "reasoning_parser": "how the model writes its reasoning; none: as a part of the answer",
-}
-DEFAULTS = {
-    "temperature": "of requests that name none (default: generation_config.json's, else 1)",
-    "top_p": "of requests that name none (default: generation_config.json's, else 1)",
-    "max_tokens": "of requests that name none (default: 16 for completions; for chats all "
-    "remaining positions)",
-    "no_generation_config": "ignore the sampling that the checkpoint recommends",
-}
-TIMES = {
-    "request_seconds": "longest time of an answer; a longer one ends with status 504",
-    "drain_seconds": "how long running answers may go on after a signal",
-}
+"""Help texts of fields of `ServeOptions`, by the titles of their groups."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, and the fields of ServeOptions."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
-    flags.add_fields(parser.add_argument_group("API"), ServeOptions, API)
-    flags.add_fields(parser.add_argument_group("access"), ServeOptions, ACCESS)
-    flags.add_fields(parser.add_argument_group("model"), ServeOptions, MODEL)
-    flags.add_fields(parser.add_argument_group("chats"), ServeOptions, CHATS)
-    flags.add_fields(parser.add_argument_group("defaults of requests"), ServeOptions, DEFAULTS)
-    flags.add_fields(parser.add_argument_group("times"), ServeOptions, TIMES)
+    for title, helps in GROUPS.items():
+        flags.add_fields(parser.add_argument_group(title), ServeOptions, helps)
     parser.add_argument("--json", action="store_true", help="print the addresses as one JSON line")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes."""
-    given = flags.values(arguments, API | ACCESS | MODEL | CHATS | DEFAULTS | TIMES)
+    given = flags.values(arguments, [name for helps in GROUPS.values() for name in helps])
     if given["api_key"] is None:  # the environment does not show in a list of processes
         given["api_key"] = os.environ.get(API_KEY)
     options = ServeOptions(build=arguments.build, **given)

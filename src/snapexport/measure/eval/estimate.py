@@ -20,7 +20,10 @@ from snapexport.methods import table
 
 
 def estimate(grid: Grid) -> Estimate:
-    """Time two chunks and a few decode steps of the build. Raises UserError."""
+    """Time two chunks and a few decode steps of the build. Scratch memory is not counted.
+
+    Raises UserError.
+    """
     manifest, systems = grid.build.manifest, len(grid.systems)
     with closing(OpenGraphs(grid.options.running)) as graphs:
         executor = graphs.executor(grid.build)
@@ -34,7 +37,8 @@ def estimate(grid: Grid) -> Estimate:
     if 0 < decodes < systems:
         seconds += opened * _turns(grid) * systems
     copies = min(decodes, systems) + min(prefills, _windows(grid))
-    return Estimate(seconds, _bytes(grid) + copies * weights_bytes(manifest))
+    caches = sum(_cache_bytes(manifest, system) for system in grid.systems)
+    return Estimate(seconds, (1 + copies) * weights_bytes(manifest) + caches)
 
 
 def _turns(grid: Grid) -> int:
@@ -122,13 +126,6 @@ def _blocks(grid: Grid, system: System, tokens: int) -> int:
 
 def _chunks(grid: Grid, tokens: int) -> int:
     return math.ceil(tokens / grid.build.manifest.prefill_chunk)
-
-
-def _bytes(grid: Grid) -> int:
-    """Weights, and the caches of all systems. Scratch memory is not in it."""
-    manifest = grid.build.manifest
-    caches = (_cache_bytes(manifest, system) for system in grid.systems)
-    return weights_bytes(manifest) + sum(caches)
 
 
 def _cache_bytes(manifest: Manifest, system: System) -> int:

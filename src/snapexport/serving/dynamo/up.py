@@ -215,11 +215,7 @@ def _answers_request(model: str, port: int) -> bool:
     request = urllib.request.Request(
         f"http://{HOST}:{port}/v1/completions", body, {"content-type": "application/json"}
     )
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    return answers(request, seconds=30)
 
 
 def _text(options: ClusterOptions, addresses: Addresses, members: list[Member]) -> str:

@@ -147,9 +147,17 @@ class Api:
 
     def app(self) -> ASGIApp:
         """The application, for any ASGI server."""
+        generating = [
+            self._post(each.path, self._answer, each, BoundedThreads(each.readers, MOST_READ))
+            for each in self.endpoints
+        ]
+        computing = [
+            self._post(each.path, self._compute, each, BoundedThreads(1, MOST_READ))
+            for each in self.utilities
+        ]
         routes = [
-            *map(self._route, self.endpoints),
-            *map(self._utility_route, self.utilities),
+            *generating,
+            *computing,
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
             Route("/health", self._health),
@@ -158,17 +166,10 @@ class Api:
         ]
         return self.access.guard(Starlette(routes=routes, exception_handlers=HANDLERS))
 
-    def _route(self, endpoint: Endpoint) -> Route:
-        answer = partial(self._answer, endpoint, BoundedThreads(endpoint.readers, MOST_READ))
-        return self._post(endpoint.path, answer)
-
-    def _utility_route(self, utility: Utility) -> Route:
-        answer = partial(self._compute, utility, BoundedThreads(1, MOST_READ))
-        return self._post(utility.path, answer)
-
-    def _post(self, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
+    def _post(self, path: str, answer: Callable[..., Awaitable[Response]], *given: object) -> Route:
+        """given: arguments of `answer` before the request."""
         counted = [Middleware(count_requests, gate=self.gate)]
-        return Route(path, answer, methods=["POST"], middleware=counted)
+        return Route(path, partial(answer, *given), methods=["POST"], middleware=counted)
 
     async def _answer(
         self, endpoint: Endpoint, readers: BoundedThreads, request: Request
