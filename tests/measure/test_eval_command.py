@@ -280,7 +280,7 @@ def test_eval_leaves_directories_of_other_files_alone(
 ) -> None:
     (tmp_path / "note").write_text("mine")
     for place in (tmp_path, tmp_path / "note", build):
-        assert "exists, and isn't an evaluation" in refused(
+        assert "exists, and holds no evaluation" in refused(
             capsys, "eval", build, "--out", place, *flags(**FEW)
         )
     assert "Not a directory" in refused(

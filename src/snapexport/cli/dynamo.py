@@ -73,7 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
         run_worker(options)
         return 0
     if verb != [UP]:
-        raise UserError(f"{' '.join(verb)} is not known here", "snapexport dynamo up BUILD")
+        raise UserError(
+            f"'{' '.join(verb)}' is not a command of `snapexport dynamo`",
+            "snapexport dynamo up BUILD",
+        )
     given = _first_given(arguments, WorkerOptions, WORKER)
     require_compatible({"dynamo": UP, "worker_flag": given})
     cluster = ClusterOptions(build=Path(build), **common, **flags.values(arguments, CLUSTER))

@@ -84,7 +84,9 @@ class EvalOptions:
         for mode in self.modes:
             require_one_of("--modes", mode, tuple(MODES))
         if outside := [depth for depth in self.depths if not 0 <= depth <= 1]:
-            raise UserError(f"--depths {outside[0]} is not a share", "use 0 (start) to 1 (end)")
+            raise UserError(
+                f"--depths {outside[0]} is not a share of the context", "use 0 (start) to 1 (end)"
+            )
         self._require_documents_in_use()
 
     @property

@@ -114,7 +114,7 @@ class ServeOptions(ModelOptions):
         key = self.api_key
         if key is not None and not (key.isascii() and key.isprintable() and key.split() == [key]):
             raise UserError(
-                "--api-key is empty, or has other characters than ASCII's without spaces",
+                "--api-key is empty, or has spaces or characters that are not ASCII",
                 "give a long random one, such as `openssl rand -hex 32` makes",
             )
         for name in self.allowed_host:
@@ -177,7 +177,7 @@ class WorkerOptions(ModelOptions):
         for name in ("namespace", "component_name"):
             if not _WORD.fullmatch(value := getattr(self, name)):
                 raise UserError(
-                    f"'{value}' cannot be a {name.partition('_')[0]} of Dynamo",
+                    f"'{value}' cannot be Dynamo's {name.partition('_')[0]}",
                     "use letters, digits, dashes and underscores",
                 )
         if self.chat_template and not self.chat_template.is_file():

@@ -47,7 +47,7 @@ NOT_FINITE = Failure(
 
 def full(room: int) -> Failure:
     """room: requests that can run and wait at once."""
-    return Failure(f"{room} requests run and wait already: try again later", "full")
+    return Failure(f"{room} requests are running or waiting already: try again later", "full")
 
 
 def late(seconds: float) -> Failure:

@@ -131,7 +131,7 @@ def run_apart(what: str, action: Callable[[], T]) -> T:
         child.join()
         raise UserError(
             f"{what} ended with status {child.exitcode}",
-            "-9 is the system's: it needs more memory than there is, so use smaller --contexts",
+            "with -9 the system ended it for lack of memory: use smaller --contexts",
         ) from None
     finally:
         child.kill()

@@ -120,7 +120,7 @@ class Journal:
         if self._path.is_file():
             self._read(fingerprint)
         elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise UserError(f"{directory} exists, and isn't an evaluation", "choose another --out")
+            raise UserError(f"{directory} exists, and holds no evaluation", "choose another --out")
         else:
             directory.mkdir(parents=True, exist_ok=True)
 

@@ -69,7 +69,7 @@ class BoundedThreads:
     ) -> Result:
         """The result of the work. Raises ApiError if too much waits already."""
         if self._inside >= self._most:
-            message = f"{self._most} requests are read already: try again later"
+            message = f"{self._most} requests are being read already: try again later"
             raise ApiError(503, message, code="unavailable")
         self._inside += 1
         try:

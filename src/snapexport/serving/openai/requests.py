@@ -210,7 +210,7 @@ def count_input(model: Model, body: ResponsesRequest) -> dict[str, Any]:
 def _require_room(model: Model, body: RequestBody, prompts: int) -> None:
     most = min(MOST_ANSWERS, model.most_answers)
     if prompts * body.n > most:
-        raise invalid(f"one request may have {most} answers, prompts x n", "n")
+        raise invalid(f"a request may have at most {most} answers, prompts x n", "n")
 
 
 def _answers(body: RequestBody, request: Request) -> list[Request]:

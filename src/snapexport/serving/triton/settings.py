@@ -73,7 +73,7 @@ def backend_of(args: Mapping[str, str]) -> BackendName:
     """The runtime's backend for the kind of instance. Raises UserError."""
     if (kind := args["model_instance_kind"]) not in BACKENDS:
         raise UserError(
-            f"config.pbtxt: no instance of kind {kind}",
+            f"config.pbtxt: instances of kind {kind} are not supported",
             "use KIND_CPU or KIND_GPU in instance_group",
         )
     return BACKENDS[kind]

@@ -59,7 +59,7 @@ class Health:
         while failures < FAILURES:
             await asyncio.sleep(CHECK_SECONDS)
             if not self.streams.worker.is_running:
-                raise _end_error("the server has ended by itself")
+                raise _end_error("the model's thread has ended")
             failed = self.streams.needs_probe and await self._fails()
             failures = failures + 1 if failed else 0
         raise _end_error("the model no longer answers")
