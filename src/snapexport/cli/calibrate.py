@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from snapexport.cli.console import OUT, AnswerProgress
 from snapexport.cli.flags import whole_file
 from snapexport.contract.build_directory import Build
-from snapexport.errors import UserError, flag_of, needs_extra
+from snapexport.errors import UserError, flag_of, needs_extra, require_at_least
 from snapexport.methods.method import Calibration, Method
 from snapexport.methods.table import METHODS
 
@@ -65,17 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, write the file, and print what was found."""
     build = Build.open(arguments.build)
     with needs_extra("eval"):
-        from snapexport.measure.eval.documents import passages, read_documents
-        from snapexport.runtime.requests.prompts import load_tokenizer
+        from snapexport.measure.eval.documents import open_tokenizer, passages, read_documents
 
         measure: MethodMeasure = _choose_method(arguments).part("measure")
     measure.require(build)
     length, count = _length(build, arguments.length, measure.least(build)), arguments.passages
-    if count < 1:
-        raise UserError(f"--passages {count} is below 1", "use 1 or more")
-    tokenizer = load_tokenizer(build.directory)
-    if tokenizer is None:
-        raise UserError(f"{build.directory} has no tokenizer.json", "copy the checkpoint's into it")
+    require_at_least("--passages", count, 1)
+    tokenizer = open_tokenizer(build.directory)
     chosen = passages(read_documents(arguments.documents), tokenizer, length, count)
     source = {"passages": [passage.name for passage in chosen], "tokens": length}
     with whole_file(arguments.out, "--out") as write:
