@@ -29,7 +29,7 @@ from tests.serving.openai.watched_llm import SLOTS, make_llm
         ({"drain_seconds": float("nan")}, "--drain-seconds nan"),
         ({"max_pending": -1}, "--max-pending -1"),
         ({"api_key": ""}, "--api-key is empty.*long random one"),
-        ({"api_key": "a b"}, "--api-key is empty, or has other"),
+        ({"api_key": "a b"}, "--api-key is empty, or has spaces"),
         ({"allowed_host": ("http://a",)}, "--allowed-host http://a is not the name of a host"),
         ({"allowed_origin": ("localhost",)}, "--allowed-origin localhost is not an origin"),
         ({"allowed_origin": ("http://a/b",)}, "--allowed-origin http://a/b is not an origin"),
