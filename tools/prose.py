@@ -57,7 +57,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs", 
 HELP = "cli.md"
 GENERATED = {"combinations.md", "architectures.md"}
 """Pages of messages, which count where the sources have them."""
-DATA = ("src/snapexport/vault/words.py", "tools/prose.py")
+DATA = ("src/snapexport/vault/prompts.py", "tools/prose.py")
 """Files whose strings are data."""
 CODE_OF_OTHERS = frozenset({".cpp", ".cu", ".cuh", ".h", ".js"})
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

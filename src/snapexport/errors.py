@@ -16,7 +16,7 @@ class UserError(ValueError):
         return f"{self.message} ({self.hint})"
 
 
-_FLAGS = {"max_num_batched_tokens": "--token-budget"}
+_FLAGS = {"max_num_batched_tokens": "--token-budget", "speculates": "--no-speculation"}
 """Flags that are not named after their field."""
 
 
@@ -29,6 +29,23 @@ def require_at_least(flag: str, value: int, least: int) -> None:
     """Raise UserError for a flag's value below `least`."""
     if value < least:
         raise UserError(f"{flag} {value} is below {least}", f"use {flag} {least} or more")
+
+
+def require_fields(options: object, **least: int | None) -> None:
+    """Raise UserError for a field below its least value, or an empty or repeating list.
+
+    None passes: it is chosen later. A bound of None allows every value.
+    """
+    for name, bound in least.items():
+        given, flag = getattr(options, name), flag_of(name)
+        values = given if isinstance(given, tuple) else () if given is None else (given,)
+        if given == ():
+            raise UserError(f"{flag} is empty", "give one or more, or leave it out")
+        for value in values:
+            if bound is not None:
+                require_at_least(flag, value, bound)
+            if values.count(value) > 1:
+                raise UserError(f"{flag} has {value} twice", "give it once")
 
 
 def first_line(error: BaseException) -> str:

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from snapexport.cli import console
 from snapexport.cli.app import main
 from snapexport.cli.chat import Conversation
-from snapexport.cli.console import TimeLeft
+from snapexport.cli.console import PrefillProgress
 from snapexport.cli.signals import Interrupts
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
@@ -303,14 +304,14 @@ def read_until(terminal: int, end: bytes, seconds: float = PATIENCE) -> bytes:
     return shown
 
 
-def test_time_left_counts_whole_chunks_that_were_run() -> None:
-    left = TimeLeft(100, now=0.0)
-    assert left.seconds(0.0) is None
-    left.note(30, now=0.001)  # held by the prompt cache
-    assert left.seconds(0.001) is None
-    left.note(60, now=2.001)
-    assert left.seconds(2.001) == pytest.approx(4)
-    assert left.seconds(3.001) == pytest.approx(3)
-    left.note(90, now=6.001)
-    assert left.seconds(6.001) == pytest.approx(3)
-    assert left.seconds(99.0) == 0
+def test_time_left_follows_only_from_chunks_that_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = PrefillProgress(100)
+    (task,) = progress._bars.tasks
+    monkeypatch.setattr(console, "CACHED_SECONDS", float("inf"))
+    for held in (10, 20, 30):  # by the prompt cache
+        progress.show_prefilled(held)
+    assert (task.completed, task.time_remaining) == (30, None)
+    monkeypatch.setattr(console, "CACHED_SECONDS", 0)
+    for run in (60, 90):
+        progress.show_prefilled(run)
+    assert task.completed == 90 and task.time_remaining is not None

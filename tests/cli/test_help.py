@@ -88,13 +88,6 @@ def test_help_all_prints_every_flag_and_ends_with_status_0(
         assert ("--pool-kernel" in capsys.readouterr().out) == shows
 
 
-def test_long_commands_of_help_are_broken_as_a_shell_reads_them() -> None:
-    lines = command("build").format_help().splitlines()
-    at = next(i for i, line in enumerate(lines) if "--target tensorrt" in line)
-    assert lines[at - 1].endswith(" \\") and lines[at].startswith("      --dtype bf16 ")
-    assert lines[at].endswith("--out llama.build")
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_of_help_are_commands_that_parse(name: str) -> None:
     description = command(name).description or ""

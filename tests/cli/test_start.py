@@ -40,7 +40,7 @@ def test_a_signal_ends_the_program_before_modules_are_freed() -> None:
     """Libraries clean up as ever. A native thread that uses a freed module would abort the end."""
     program = """if True:
         import atexit, os, signal
-        from snapexport import start
+        from snapexport import __main__ as start
         from snapexport.cli import app
 
         class Module:

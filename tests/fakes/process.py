@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from snapexport.start import main
+from snapexport.__main__ import main
 from tests.fakes import tensorrt
 from tests.fakes.plans import install
 

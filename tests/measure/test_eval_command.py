@@ -20,8 +20,8 @@ from snapexport.cli.console import AnswerProgress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.measure.eval.grid import make_grid
-from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.records import JOURNAL
+from snapexport.measure.options import EvalOptions
 from tests.measure.eval import builds
 from tests.patience import PATIENCE
 from tests.refused import refused
@@ -174,9 +174,9 @@ def test_eval_prints_tables_or_one_json_object(
         ({"lengths": (37, 300)}, "a sample of the task 'vault' does not fit into 37 tokens"),
         ({"lengths": 0}, "--lengths 0 is below 1"),
         ({"lengths": (64, 64)}, "--lengths has 64 twice"),
-        ({"tasks": "chess"}, "no task 'chess'"),
+        ({"tasks": "chess"}, "--tasks 'chess' is not known"),
         ({"tasks": ("vault", "vault")}, "--tasks has vault twice"),
-        ({"modes": "early"}, "no mode 'early'"),
+        ({"modes": "early"}, "--modes 'early' is not known"),
         ({"policies": "snapstream:L_obs=129,L_recent=200", "budgets": 300}, "prefill chunk of 128"),
         ({"budgets": 0}, "--budgets 0 is below 1"),
         ({"budgets": 4}, "'snapstream' in 4 slots: --budgets 4 is below 5"),
@@ -280,7 +280,7 @@ def test_eval_leaves_directories_of_other_files_alone(
 ) -> None:
     (tmp_path / "note").write_text("mine")
     for place in (tmp_path, tmp_path / "note", build):
-        assert "exists, and isn't an evaluation" in refused(
+        assert "exists, and holds no evaluation" in refused(
             capsys, "eval", build, "--out", place, *flags(**FEW)
         )
     assert "Not a directory" in refused(

@@ -21,8 +21,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.records import GeometryRecord
 from snapexport.contract.slots import LayerGeometry
 from snapexport.errors import UserError
-from snapexport.measure.page import TokenizedPrompt, render
-from snapexport.measure.page.data import kept_bits, layer_regions, pack
+from snapexport.measure.page import TokenizedPrompt, kept_bits, layer_regions, pack, render
 from snapexport.vault import CHECKPOINT
 from tests.builds import build
 from tests.refused import refused

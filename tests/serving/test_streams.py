@@ -8,7 +8,7 @@ import pytest
 
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.serving import streams as streams_module
-from snapexport.serving.failures import GenerationError
+from snapexport.serving.worker import GenerationError
 from tests.serving.openai.conftest import started, until
 from tests.serving.openai.watched_llm import SLOTS, make_llm
 from tests.serving.process import SECONDS
@@ -65,7 +65,7 @@ async def test_closing_a_stream_frees_its_batch_slot_within_a_few_steps() -> Non
     while llm.slots_used == SLOTS:
         steps += len((await anext(stays)).token_ids)
     assert steps <= 20  # of 1900; a busy machine delays the cancellation
-    await until(lambda: streams.worker.counters.requests_cancelled_total == 1)
+    await until(lambda: streams.worker.counters["requests_cancelled_total"] == 1)
     for stream in requests:
         await stream.aclose()
     await streams.close()

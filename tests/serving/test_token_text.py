@@ -4,8 +4,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from snapexport.runtime.requests.request import TokenLogprobs
+from snapexport.serving.model import TokenText
 from snapexport.serving.openai.writers.choices import CompletionLogprobs, chat_logprobs
-from snapexport.serving.token_text import TokenText
 from tests.runtime.tokenizers_for_tests import byte_fallback, byte_level, words
 
 TEXT = "aé 漢😀b"

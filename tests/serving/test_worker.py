@@ -9,9 +9,8 @@ import pytest
 
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, SamplingParams
-from snapexport.serving.failures import CANCELLED, STOPPING, Failure
 from snapexport.serving.model import run_every_decode, warm_up
-from snapexport.serving.worker import ActiveRequest, Event, Worker
+from snapexport.serving.worker import CANCELLED, STOPPING, ActiveRequest, Event, Failure, Worker
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 from tests.serving.process import SECONDS
 
@@ -84,8 +83,8 @@ def test_each_token_is_an_event(bench: Bench) -> None:
         events = bench.events_of(active)
         assert len(events) == 7 and ids(events) == alone(6, 7)
     counters = bench.counters
-    assert counters.requests_finished_total == 2
-    assert (counters.prompt_tokens_total, counters.generated_tokens_total) == (12, 14)
+    assert counters["requests_finished_total"] == 2
+    assert (counters["prompt_tokens_total"], counters["generated_tokens_total"]) == (12, 14)
     assert sorted(name for name, _ in bench.observed) == sorted(
         2 * ["queue_seconds", "time_to_first_token_seconds", "time_per_output_token_seconds"]
     )
@@ -125,7 +124,7 @@ def test_cancelled_requests_end_and_leave_their_places(bench: Bench) -> None:
     for active in others[:-1]:
         bench.worker.cancel(active, CANCELLED)
         bench.events_of(active)
-    assert bench.counters.requests_cancelled_total == SLOTS + 1
+    assert bench.counters["requests_cancelled_total"] == SLOTS + 1
     values = bench.worker.values()
     assert values["requests_running"] == values["requests_waiting"] == 0
 
@@ -161,7 +160,7 @@ def test_exception_of_the_executor_fails_its_own_request(
     assert bench.events_of(again) == [
         Failure("the runtime failed: RuntimeError: planted", "internal")
     ]
-    assert bench.counters.requests_failed_total == 2 and not bench.logged
+    assert bench.counters["requests_failed_total"] == 2 and not bench.logged
 
 
 def test_unexpected_error_ends_all_requests_and_the_worker_goes_on(

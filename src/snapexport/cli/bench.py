@@ -1,4 +1,4 @@
-"""Measure a build: speed and memory, with the least that this machine could need beside them.
+"""Measure a build: its speed and memory, beside the least that this machine could need.
 
 Prefill by prompt length, decode steps by context and active batch slots, the share of compression
 in prefill, and peak memory. The roofline follows from what must be read, written and multiplied,
@@ -9,7 +9,7 @@ guidellm and `vllm bench serve` put a server under load: `snapexport serve` has 
 
 examples:
   snapexport bench qwen.build
-  snapexport bench qwen.build --contexts 1024 4096 16384 --batches 1 4 --baseline
+  snapexport bench qwen.build --contexts 4096 16384 --batches 1 4 --baseline
   snapexport bench qwen.build --backend openvino --precision bf16
 """
 
@@ -22,17 +22,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from snapexport.cli import flags
 from snapexport.cli.console import DESCRIPTION, ERR, OUT, _OneLine, print_estimate
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import spelled
 from snapexport.errors import UserError
-from snapexport.measure.bench import probes, speed, tables
-from snapexport.measure.bench.plan import BenchOptions, Plan, estimate
-from snapexport.measure.bench.results import Results, cores
+from snapexport.measure.bench import probes, speed
+from snapexport.measure.bench.plan import Plan, estimate
+from snapexport.measure.bench.results import Results, Table, cores
 from snapexport.measure.bench.turns import Row
+from snapexport.measure.options import BenchOptions
 
 HELP = "speed and memory, with their rooflines"
 RESULTS = "results.json"
@@ -40,14 +41,14 @@ RESULTS = "results.json"
 CHOICES = {
     "contexts": "tokens of the prompts (default: an eighth and a half of L_max)",
     "batches": "batch slots that decode at a time (default: one, and all of the build's)",
-    "decode_steps": "timed in a row, in each round",
-    "repeat": "rounds: everything is measured in turn in each",
-    "baseline": "measure the full cache's graphs too: a build made with --baseline",
+    "decode_steps": "decode steps that are timed in a row, in each round",
+    "rounds": "times that everything is measured, in turn",
+    "baseline": "measure the full cache's graphs too; for builds made with --baseline",
     "backend": "what runs the graphs",
     "precision": "what OpenVINO calculates in (default: f32)",
-    "threads": "of the backend and the probes (default: all cores)",
+    "threads": "CPU threads of the backend and the probes (default: all cores)",
     "prepack": "rearrange a copy of the weights for decode: for up to 7 slots or more than 32",
-    "seed": "other prompts",
+    "seed": "seed of the random prompts",
 }
 
 
@@ -59,7 +60,7 @@ class BenchProgress(_OneLine):
         super().__init__(*columns, TimeRemainingColumn(), total=None)
 
     def update(self, what: str, done: int, total: int) -> None:
-        """So many of a part's measurements are done."""
+        """Show how many of a part's measurements are done."""
         self._bars.update(self._line, description=what, completed=done, total=total)
 
 
@@ -68,7 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     flags.add_fields(parser, BenchOptions, CHOICES)
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="results and plots (default: BUILD.bench)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for results and plots (default: BUILD.bench)",
     )
     parser.add_argument("--json", action="store_true", help="print only the results, as JSON")
 
@@ -104,7 +108,7 @@ def _print_expected(plan: Plan) -> None:
     expected = estimate(plan)
     caches = " and ".join(spec.name for spec in plan.specs)
     contexts = ", ".join(map(str, plan.contexts))
-    what = f"{caches}, prompts of {contexts} tokens, {plan.options.repeat} rounds"
+    what = f"{caches}, prompts of {contexts} tokens, {plan.options.rounds} rounds"
     print_estimate(what, expected.seconds, expected.nbytes)
 
 
@@ -184,10 +188,10 @@ def _print_rates(rows: list[Row]) -> None:
         OUT.print(f"probed for the roofline: {', '.join(rates)}\n")
 
 
-def _print_table(table: tables.Table) -> None:
+def _print_table(table: Table) -> None:
     if not table.rows and not table.notes:
         return
-    shown = Table(title=table.title, title_justify="left", title_style="bold", box=None)
+    shown = RichTable(title=table.title, title_justify="left", title_style="bold", box=None)
     shown.pad_edge = False
     for column, head in enumerate(table.heads):
         justify = "left" if table.is_text(column) else "right"

@@ -1,10 +1,10 @@
-"""Builds fixed-shape prefill and decode graphs from a Hugging Face checkpoint.
+"""Build fixed-shape prefill and decode graphs from a Hugging Face checkpoint.
 
 examples:
-  snapexport build --model Qwen/Qwen3-0.6B --L-max 32768 --kv-budget 2048 --out qwen.build
-  snapexport build --model ./llama --L-max 131072 --kv-budget 8192 --dtype bf16 --target tensorrt \\
-      --out llama.build
-  snapexport build --model ./smollm2.Q4_1.gguf --L-max 8192 --out smollm2.build
+  snapexport build --model Qwen/Qwen3-0.6B --L-max 32768 --out qwen.build
+  snapexport build --model ./llama --L-max 131072 --kv-budget 8192 \\
+      --dtype bf16 --target tensorrt --out llama.build
+  snapexport build --model smollm2.Q4_1.gguf --L-max 8192 --out smollm2.build
 """
 
 import argparse
@@ -20,13 +20,13 @@ from snapexport.contract.exclusions import refusal
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.targets import capabilities
 from snapexport.contract.vote import Voter
-from snapexport.methods.table import option_classes, voters
+from snapexport.methods.table import METHODS, option_classes, voters
 
 HELP = "checkpoint -> build directory"
 
 
 def classes() -> tuple[type, ...]:
-    """What has the flags of a build."""
+    """The classes whose fields are the flags of a build."""
     return (BuildOptions, GraphOptions, *option_classes())
 
 
@@ -68,7 +68,7 @@ _HELPS = {
     "longrope": "for a RoPE of type longrope: choose one of its two sets of frequencies for all "
     "sequences, the long one if L_max is above the length of training",
     "verify": "compare a few of the checkpoint's layers with transformers before anything is "
-    "written; always done for families that no test of ours holds",
+    "written; always done for families without a test in this project",
     "overwrite": "replace an existing build",
     "policy": "snapstream: sinks, ring and SnapKV's top-k; streaming: no top-k; sage: only the "
     "last token votes, unpooled; snapkv: no sinks, causal softmax; full: keep all",
@@ -78,17 +78,18 @@ _HELPS = {
     "least 18, but at most two thirds)",
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
     "L_obs": "last prompt tokens, whose queries vote (default: 8; with a chat template, ten more "
-    "than it writes after a question)",
-    "pool_kernel": "width of the pool of votes; odd (default: 31, but about two thirds of K where "
-    "that is less; 7 for snapkv)",
+    "than the template writes after a question)",
+    "pool_kernel": "width of the pooling of votes, an odd number (default: 31, but about two "
+    "thirds of K where that is less; 7 for snapkv)",
     "vote": "sum of the queries' attention, or of its squares, which favours a sure query "
     "(default: sum-squares; sum for sage and snapkv)",
     "pool": "mean or highest vote of the neighbours (default: avg)",
     "softmax": "attention only among the eligible positions, or all keys up to the query "
     "(default: causal; candidates for sage)",
     "group": "how votes of the query heads of a KV head are combined (default: mean)",
-    "budget": "K of the layers: equal, or falling from first to last as in PyramidKV; heads: K of "
-    "each KV head, by --head-budget (default: uniform)",
+    "budget": "K of the layers: equal, or falling from first to last as in PyramidKV; "
+    + "; ".join(f"{method.budget}: {method.budget_help}" for method in METHODS if method.budget)
+    + " (default: uniform)",
     "vote_queries": "whose queries vote (docs/reference/vote-options.md). "
     + "; ".join(f"{voter.name}: {voter.help}" for voter in voters().values())
     + f" (default: {Voter().name})",

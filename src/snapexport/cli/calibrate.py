@@ -1,8 +1,8 @@
-"""Measure on your texts what a cache method of a build needs to know of a model.
+"""Measure on your texts what some flags of `snapexport build` need to know of a model.
 
-Writes a file for the flag of `snapexport build` that --help names. BUILD is a build of the model,
-whose vote or whose traces (--baseline) show it on passages of the documents. Use texts like those
-that the model will read.
+Writes a JSON file for such a flag. BUILD is a build of the model: its vote, or its traces
+(--baseline), are watched on passages of the documents. Use texts like those that the model will
+read.
 
 example:
   snapexport calibrate qwen.build --documents reports/ --out measured.json
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from snapexport.cli.console import OUT, AnswerProgress
 from snapexport.cli.flags import whole_file
 from snapexport.contract.build_directory import Build
-from snapexport.errors import UserError, flag_of, needs_extra
+from snapexport.errors import UserError, flag_of, needs_extra, require_at_least
 from snapexport.methods.method import Calibration, Method
 from snapexport.methods.table import METHODS
 
 if TYPE_CHECKING:
     from snapexport.compare.method import MethodMeasure
 
-HELP = "measure on texts what flags of build read"
+HELP = "measure on your texts what some flags of build need"
 
 LONGEST = 2048
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--length",
         type=int,
         metavar="TOKENS",
-        help=f"of each passage (default: the build's longest prompt, at most {LONGEST})",
+        help=f"tokens of each passage (default: the build's longest prompt, at most {LONGEST})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -65,17 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, write the file, and print what was found."""
     build = Build.open(arguments.build)
     with needs_extra("eval"):
-        from snapexport.measure.eval.documents import passages, read_documents
-        from snapexport.runtime.requests.prompts import load_tokenizer
+        from snapexport.measure.eval.documents import open_tokenizer, passages, read_documents
 
-        measure: MethodMeasure = _chosen(arguments).part("measure")
+        measure: MethodMeasure = _choose_method(arguments).part("measure")
     measure.require(build)
     length, count = _length(build, arguments.length, measure.least(build)), arguments.passages
-    if count < 1:
-        raise UserError(f"--passages {count} is below 1", "use 1 or more")
-    tokenizer = load_tokenizer(build.directory)
-    if tokenizer is None:
-        raise UserError(f"{build.directory} has no tokenizer.json", "copy the checkpoint's into it")
+    require_at_least("--passages", count, 1)
+    tokenizer = open_tokenizer(build.directory)
     chosen = passages(read_documents(arguments.documents), tokenizer, length, count)
     source = {"passages": [passage.name for passage in chosen], "tokens": length}
     with whole_file(arguments.out, "--out") as write:
@@ -94,7 +90,7 @@ def _calibrations() -> list[Calibration]:
     return [method.calibration for method in METHODS if method.calibration]
 
 
-def _chosen(arguments: argparse.Namespace) -> Method:
+def _choose_method(arguments: argparse.Namespace) -> Method:
     """The method whose flag is given, or the one that is measured by default."""
     known = {method.calibration: method for method in METHODS if method.calibration}
     given = [one for one in known if not one.is_default and getattr(arguments, one.flag)]

@@ -1,13 +1,13 @@
 """Talk with a build: each line is a message, and the conversation goes on until /reset.
 
 /help lists the commands. Ctrl-C ends an answer, Ctrl-D ends the program. Standard input may be a
-pipe. Sampling follows the checkpoint's generation_config.json, unless flags say otherwise. With a
-build made by --extend a turn costs only its own tokens, and a conversation may be longer than
-L_max.
+pipe. Sampling follows the checkpoint's generation_config.json, unless flags say otherwise. If the
+build can take further tokens onto a compressed cache, a turn costs only its own tokens, and a
+conversation may be longer than L_max (docs/concepts/conversations.md).
 
 examples:
   snapexport chat qwen.build
-  snapexport chat qwen.build --system "Answer in one sentence." --temperature 0.7
+  snapexport chat qwen.build --system "Answer in one sentence." --top-p 0.9
   cat questions.txt | snapexport chat qwen.build --json
 """
 
@@ -19,14 +19,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from snapexport.cli import flags, llm
+from snapexport.cli import flags, generate
 from snapexport.cli.console import ERR
-from snapexport.cli.llm import Answer, stream
+from snapexport.cli.generate import SAMPLING, Answer, stream
 from snapexport.cli.prompt import SYSTEM, system_message
 from snapexport.cli.signals import Interrupts
 from snapexport.contract.build_directory import Build
+from snapexport.contract.graph_kinds import graph_of
 from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError, flag_of
 from snapexport.runtime.chat.chat_prompts import require_template
@@ -51,16 +53,16 @@ NEW = "start anew with /reset"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, the system message, and the fields of SamplingParams."""
-    llm.add_build(parser)
+    parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     parser.add_argument("--system", metavar="TEXT", help=SYSTEM)
     usual = SamplingParams()
     helps = {
-        name: f"{llm.SAMPLING[name]} {FROM_CONFIG.format(getattr(usual, name))}" for name in FIELDS
+        name: f"{SAMPLING[name]} {FROM_CONFIG.format(getattr(usual, name))}" for name in FIELDS
     }
     helps["max_tokens"] = f"most tokens of an answer (default: {ANSWER_TOKENS})"
-    llm.add_sampling(parser, llm.SAMPLING | helps)
+    generate.add_sampling(parser, SAMPLING | helps)
     parser.set_defaults(**DEFAULTS)
-    llm.add_running(parser)
+    generate.add_running(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object for each answer")
 
 
@@ -70,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     require_template(build.directory)
     sampling, sources = _sampling(arguments)
     params = SamplingParams(**sampling, stop=tuple(arguments.stop))
-    model = llm.open_llm(arguments, parked_rows=_parked_rows(build.manifest, arguments.baseline))
+    parked_rows = _parked_rows(build.manifest, arguments.baseline)
+    model = generate.open_llm(arguments, parked_rows=parked_rows)
     conversation = Conversation(model, params, arguments.system)
     ERR.print(f"conversations of up to {conversation.longest:,} tokens; {sources}", soft_wrap=True)
     show = _Json() if arguments.json else _Text()
@@ -86,8 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _parked_rows(manifest: Manifest, baseline: bool) -> int:
     """One conversation's row, where the build can park it."""
-    extends = "extend" in manifest.graphs and not baseline
-    return int(extends and manifest.tensor_parallel == 1)
+    extends = any(graph_of(name).kind.extends_rows for name in manifest.graphs)
+    return int(extends and not baseline and manifest.tensor_parallel == 1)
 
 
 class Conversation:
@@ -208,7 +211,7 @@ class _Json:
 
 def _sampling(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """Fields of SamplingParams: the flags' before the checkpoint's. And where each comes from."""
-    values = flags.values(arguments, llm.SAMPLING)
+    values = flags.values(arguments, SAMPLING)
     given = {name: value for name, value in values.items() if value is not None}
     fields = recommended_sampling(arguments.build) | given
     if not fields.get("temperature"):

@@ -17,7 +17,6 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
-    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -36,6 +35,9 @@ OUT = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 if not OUT.is_terminal:
     OUT.width = 120  # a pipe has no width, and 80 columns would cut the tables
 
+CACHED_SECONDS = 0.02
+"""Most seconds of a chunk that was in the prompt cache."""
+
 DESCRIPTION = TextColumn("{task.description}", markup=False)
 
 
@@ -43,7 +45,13 @@ class _OneLine:
     """A line of progress on a terminal during the block; nothing where there is no terminal."""
 
     def __init__(self, *columns: ProgressColumn, total: int | None) -> None:
-        self._bars = Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal)
+        self._bars = Progress(
+            *columns,
+            console=ERR,
+            transient=True,
+            disable=not ERR.is_terminal,
+            speed_estimate_period=float("inf"),  # a chunk may take minutes
+        )
         self._line = self._bars.add_task("starting", total=total)
 
     def __enter__(self) -> Self:
@@ -124,65 +132,19 @@ def print_rows(rows: Mapping[str, str]) -> None:
         OUT.print(f"{name:{width}}  {text}")
 
 
-class TimeLeft:
-    """Estimates the time that a prompt's prefill has left, from the chunks run so far.
-
-    Chunks that took no time were in the prompt cache, and say nothing about those to come. The
-    last chunk takes as long as a whole one.
-    """
-
-    held_seconds = 0.02
-
-    def __init__(self, total: int, now: float) -> None:
-        self._total, self._done = total, 0
-        self._last = self._since = now
-        self._chunks = 0
-        self._end: float | None = None
-
-    def note(self, done: int, now: float) -> None:
-        """Take note of the number of tokens that are done."""
-        chunk, took = done - self._done, now - self._last
-        self._done, self._last = done, now
-        if took < self.held_seconds:
-            self._since = now
-            return
-        self._chunks += 1
-        to_come = -(-(self._total - done) // chunk)
-        self._end = now + to_come * (now - self._since) / self._chunks
-
-    def seconds(self, now: float) -> float | None:
-        """Seconds left, or None where no chunk was run yet."""
-        return None if self._end is None else max(0.0, self._end - now)
-
-
-class _SecondsLeft(ProgressColumn):
-    """Counts down between two chunks too."""
-
-    def __init__(self, left: TimeLeft) -> None:
-        super().__init__()
-        self._left = left
-
-    def render(self, task: Task) -> Text:
-        seconds = self._left.seconds(time.monotonic())
-        return Text("" if seconds is None else f"{seconds:.0f} s left")
-
-
 class PrefillProgress(_OneLine):
     """Counts a prompt's tokens that are prefilled, with the time that is left."""
 
     def __init__(self, total: int) -> None:
-        self._total = total
-        self._left = TimeLeft(total, time.monotonic())
-        columns = SpinnerColumn(), DESCRIPTION, _SecondsLeft(self._left)
-        super().__init__(*columns, total=None)
-        self._show(0)
+        columns = SpinnerColumn(), DESCRIPTION, TimeRemainingColumn()
+        super().__init__(*columns, total=total)
+        self._total, self._last = total, time.monotonic()
+        self.show_prefilled(0)
 
     def show_prefilled(self, count: int) -> None:
         """Show the number of the prompt's tokens that are done."""
-        self._left.note(count, time.monotonic())
-        self._show(count)
-
-    def _show(self, count: int) -> None:
-        self._bars.update(
-            self._line, description=f"reading the prompt: {count:,} of {self._total:,} tokens"
-        )
+        now, text = time.monotonic(), f"{count:,} of {self._total:,} tokens"
+        # Chunks in the prompt cache take no time, and say nothing about those to come.
+        show = self._bars.reset if now - self._last < CACHED_SECONDS else self._bars.update
+        show(self._line, completed=count, description=f"reading the prompt: {text}")
+        self._last = now

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=("onnxruntime",),
         metavar="NAMES",
         help="what runs the build's graphs: onnxruntime, tensorrt (the engines that `snapexport "
-        "engine` built for this GPU), or both with a comma (default: onnxruntime)",
+        "engine` built for this GPU), or both, separated by a comma (default: onnxruntime)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -1,4 +1,4 @@
-"""Serve a build by NVIDIA Dynamo: prefill and decode in workers of their own.
+"""Serve a build with NVIDIA Dynamo: prefill and decode in separate workers.
 
 `snapexport dynamo BUILD` is one worker of a cluster; its frontend is Dynamo's (`python -m
 dynamo.frontend`). A prefill worker compresses a prompt's cache, and a decode worker fetches it by
@@ -19,9 +19,9 @@ from snapexport.cli import flags
 from snapexport.cli.console import OUT
 from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError, flag_of
-from snapexport.serving.dynamo.options import ClusterOptions, WorkerOptions, require_installed
+from snapexport.serving.options import ClusterOptions, WorkerOptions
 
-HELP = "serve a build by NVIDIA Dynamo, prefill and decode apart"
+HELP = "serve a build with NVIDIA Dynamo, prefill and decode in separate workers"
 UP = "up"
 
 BOTH = flags.SERVED | {
@@ -33,7 +33,7 @@ WORKER = {
     "component": "Dynamo's component (default: prefill, or backend for other roles)",
     "discovery": "how the parts find each other; file: through the folder $DYN_FILE_KV",
     "event_plane": "how the parts send each other events",
-    "chat_template": "in Jinja's language; the build's if left out",
+    "chat_template": "chat template in Jinja's language (default: the build's)",
     "request_seconds": "longest time of an answer in a worker",
     "drain_seconds": "how long running answers may go on after a signal",
 }
@@ -42,12 +42,13 @@ CLUSTER = {
     "decode": "decode workers",
     "port": "port of the API, on 127.0.0.1; 0: a free one",
     "migrations": "how often a request may go on in another worker after its own has died",
-    "logs": "a log of each process (default: a temporary folder)",
+    "logs": "folder for a log of each process (default: a temporary one)",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, and the fields of both option classes."""
+    parser.usage = "%(prog)s [up] BUILD [flags]"
     parser.add_argument(
         "words", nargs="+", metavar="[up] BUILD", help="a build directory; up: start a cluster"
     )
@@ -58,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a worker or a cluster until a signal comes."""
+    from snapexport.serving.dynamo.up import require_installed, run_cluster
+
     *verb, build = arguments.words
     common = flags.values(arguments, BOTH)
     if not verb:
@@ -70,11 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
         run_worker(options)
         return 0
     if verb != [UP]:
-        raise UserError(f"{' '.join(verb)} is not known here", "snapexport dynamo up BUILD")
+        raise UserError(
+            f"'{' '.join(verb)}' is not a command of `snapexport dynamo`",
+            "snapexport dynamo up BUILD",
+        )
     given = _first_given(arguments, WorkerOptions, WORKER)
     require_compatible({"dynamo": UP, "worker_flag": given})
-    from snapexport.serving.dynamo.up import run_cluster
-
     cluster = ClusterOptions(build=Path(build), **common, **flags.values(arguments, CLUSTER))
     run_cluster(cluster, OUT.print)
     return 0

@@ -1,8 +1,8 @@
 """Build engines from a build: TensorRT's for this machine's GPU, or TensorRT for RTX's for any.
 
-For ONNX Runtime the weights are packed for this machine's processor: a copy on the disk in
-the order in which its kernels read. Sessions map this file; otherwise each rearranges a copy of its
-own in memory.
+For ONNX Runtime the weights are packed for this machine's processor: a copy on the disk in the
+order in which ONNX Runtime's kernels read. Sessions map this file; otherwise each rearranges a copy
+of its own in memory.
 
 A build with --target tensorrt is compiled on the GPU that will run it; one with --target
 tensorrt-rtx ahead of time, on any machine, for the GPUs of --compute-capability. An engine for each
@@ -13,8 +13,10 @@ explains the flags.
 examples:
   snapexport engine qwen.build
   snapexport engine llama.build --estimate
-  snapexport engine llama.build --plugins libsnapexport_loadable.so --workspace 8GiB
-  snapexport engine llama.build --strip-weights --hardware-compat same-compute-capability
+  snapexport engine llama.build --workspace 8GiB \\
+      --plugins libsnapexport_loadable.so
+  snapexport engine llama.build --strip-weights \\
+      --hardware-compat same-compute-capability
   snapexport engine llama-rtx.build --compute-capability 8.9 12.0
 """
 

@@ -2,20 +2,23 @@
 
 With --documents every cache is forced along the continuations of their passages, and compared with
 the full one: log likelihood, KL divergence, likeliest tokens. --instructions about their text are
-answered greedily, up to where an answer parts from the full cache's.
+answered greedily, and compared up to the first token that differs from the full cache's.
 
-The other caches are made from the traces of a build with --baseline; without, only its own cache is
-scored. With --out the report and plots are written, and an interrupted evaluation goes on where it
-was.
+The other caches are made from the traces of a build made with --baseline; without them, only the
+build's own cache is scored. With --out the report and plots are written, and an interrupted
+evaluation goes on where it stopped.
 
 A policy may change fields of its cache: snapstream:L_obs=16,pool=max.
 
 examples:
   snapexport eval qwen.build --tasks niah_single vt --samples 2
   snapexport eval qwen.build --documents reports/ --budgets 512 1024
-  snapexport eval qwen.build --documents reports/ --instructions "Summarize this text."
-  snapexport eval qwen.build --lengths 8192 16384 --budgets 1024 2048 4096 --out qwen.eval
-  snapexport eval qwen.build --policies full snapstream snapstream:vote=sum,pool=max
+  snapexport eval qwen.build --documents reports/ \\
+      --instructions "Summarize this text."
+  snapexport eval qwen.build --lengths 8192 16384 --budgets 1024 2048 4096 \\
+      --out qwen.eval
+  snapexport eval qwen.build \\
+      --policies full snapstream snapstream:vote=sum,pool=max
 """
 
 import argparse
@@ -31,8 +34,8 @@ from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, AnswerProgress, duration, print_estimate
 from snapexport.contract.build_directory import Build
 from snapexport.errors import needs_extra
-from snapexport.measure.eval.options import ABLE, DEFAULT_MINUTES, DEFAULT_TASKS, MODES, EvalOptions
 from snapexport.measure.eval.tasks import TASKS
+from snapexport.measure.options import ABLE, DEFAULT_MINUTES, DEFAULT_TASKS, MODES, EvalOptions
 
 HELP = "accuracy on long-context tasks: the full cache, SnapStream and other policies"
 
@@ -70,7 +73,10 @@ CHOICES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of EvalOptions, where the results go, and --json."""
     parser.add_argument(
-        "build", type=Path, metavar="BUILD", help="a build, for comparisons one with --baseline"
+        "build",
+        type=Path,
+        metavar="BUILD",
+        help="a build; comparisons need one made with --baseline",
     )
     flags.add_fields(parser, EvalOptions, CHOICES)
     parser.add_argument(
@@ -134,11 +140,6 @@ def _why_incomplete(report: dict[str, Any], goes_on: bool) -> str:
     return f"the time was up: {more} {duration(left_out['seconds'])} (--minutes 0{again})"
 
 
-_HEADINGS = {
-    "aware": "question in the prompt",
-    "agnostic": "question after compression",
-    "late": "question repeated when the ring holds other text",
-}
 BAD, POOR = 0.5, 0.9
 
 
@@ -149,7 +150,7 @@ def _print_report(report: dict[str, Any]) -> None:
         for length in options["lengths"]:
             rows = [r for r in report["results"] if (r["mode"], r["length"]) == (mode, length)]
             if rows:
-                _print_scores(f"{length} tokens, {_HEADINGS[mode]}", rows)
+                _print_scores(f"{length} tokens, {MODES[mode]}", rows)
     if report["results"]:
         OUT.print(
             "accuracy ± standard error; rest: share of answers whose tokens after the first are "

@@ -8,18 +8,23 @@ import dataclasses
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from snapexport.errors import UserError, flag_of
 from snapexport.files import whole as files
-from snapexport.runtime.engine.open_executor import BACKENDS
-from snapexport.runtime.engine.openvino_options import DEVICES, PRECISIONS
 
 GROUPS = ("cache", "advanced")
 """Groups of a build's flags beside those that users choose."""
+
+BACKEND = {
+    "backend": "what runs the build (default: tensorrt if it has engines, else onnxruntime)",
+    "device": "where OpenVINO runs the build (default: CPU)",
+    "precision": "what OpenVINO calculates in (default: f32)",
+}
+"""Help texts of fields of `LLMConfig` and `ServeOptions`."""
 
 SERVED = {
     "name": "name of the model (default: the build directory's)",
@@ -52,28 +57,9 @@ def add_grouped(
                 )
 
 
-def add_backend(parser: argparse._ActionsContainer) -> None:
-    """Add --backend."""
-    parser.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        help="what runs the build (default: tensorrt if it has engines, else onnxruntime)",
-    )
-
-
-def add_openvino(parser: argparse._ActionsContainer) -> None:
-    """Add what --backend openvino can be asked for."""
-    parser.add_argument(
-        "--device", choices=DEVICES, help="where OpenVINO runs the build (default: CPU)"
-    )
-    parser.add_argument(
-        "--precision", choices=PRECISIONS, help="what OpenVINO calculates in (default: f32)"
-    )
-
-
-def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str, Any]:
-    """Values of the flags of `add_fields`, by field."""
-    return {name: _field_value(getattr(arguments, name)) for name in helps}
+def values(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Values of the flags of these fields, by field."""
+    return {name: _field_value(getattr(arguments, name)) for name in names}
 
 
 def _add_flag(
@@ -92,7 +78,8 @@ def _add_flag(
     if hint is bool and is_switch:
         parser.add_argument(name, action=argparse.BooleanOptionalAction, **settings)
     elif hint is bool:
-        parser.add_argument(name, action="store_true", **settings)
+        action = "store_false" if field.default else "store_true"
+        parser.add_argument(name, action=action, **settings)
     elif choices := field.metadata.get("choices", typing.get_args(hint) if is_literal else ()):
         parser.add_argument(name, choices=choices, **settings)
     elif typing.get_origin(hint) is tuple:

@@ -5,42 +5,74 @@ prompt to the model as it is.
 
 examples:
   snapexport generate qwen.build --prompt "What is the capital of France?"
-  snapexport generate qwen.build --no-chat --prompt "Once upon a time" --max-tokens 64
+  snapexport generate qwen.build --no-chat --prompt "Once upon a time"
   cat report.txt | snapexport generate qwen.build --prompt-file - --json
 """
 
 import argparse
 import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from snapexport.cli import flags, llm, prompt
+from snapexport.cli import flags, prompt
+from snapexport.cli.console import ERR, PrefillProgress
+from snapexport.errors import UserError
+from snapexport.methods.table import run_flags
+from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Message
-from snapexport.runtime.requests.request import Request, SamplingParams
+from snapexport.runtime.requests.request import (
+    FinishReason,
+    OutputDelta,
+    Request,
+    SamplingParams,
+)
 
 HELP = "stream text from a build"
+
+SAMPLING = {
+    "max_tokens": "most tokens to generate",
+    "temperature": "randomness of the choice; 0: always the likeliest token",
+    "top_p": "sample from the likeliest tokens that together have this probability",
+    "top_k": "sample from this many of the likeliest tokens; 0: all",
+    "min_p": "leave out tokens with less than this share of the likeliest token's probability",
+    "repetition_penalty": "make tokens that came before less likely; 1: off",
+    "seed": "make sampling repeatable",
+    "ignore_eos": "continue after the end-of-sequence token",
+}
+RUNNING = (
+    flags.BACKEND
+    | {"baseline": "use the full-cache graphs", "threads": "CPU threads (default: all cores)"}
+    | {name: text for name, text in run_flags(LLMConfig).items() if not name.startswith("parked")}
+)
+"""Help texts of fields of `LLMConfig`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, the prompt, and the fields of SamplingParams."""
-    llm.add_build(parser)
+    parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     prompt.add_arguments(parser, required=True)
     prompt.add_chat(parser)
-    llm.add_sampling(parser)
-    llm.add_running(parser)
+    add_sampling(parser)
+    add_running(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Stream to standard output; print times to standard error if that is a terminal."""
-    params = SamplingParams(**flags.values(arguments, llm.SAMPLING), stop=tuple(arguments.stop))
+    params = SamplingParams(**flags.values(arguments, SAMPLING), stop=tuple(arguments.stop))
     text = prompt.read(arguments)
     assert text is not None
     messages = prompt.messages(arguments, text)
-    model = llm.open_llm(arguments)
+    model = open_llm(arguments)
     request = _request(model, text, messages, params)
     if messages is not None:
         prompt.note_template(arguments)
-    answer = llm.stream(model, request, _ignore if arguments.json else _write)
+    answer = stream(model, request, _ignore if arguments.json else _write)
     print(json.dumps(answer.report()) if arguments.json else "")
     if not arguments.json:
         answer.print_times()
@@ -62,3 +94,123 @@ def _write(text: str) -> None:
 
 def _ignore(_: str) -> None:
     """Show nothing: the text is in the JSON."""
+
+
+def add_sampling(parser: argparse.ArgumentParser, helps: Mapping[str, str] = SAMPLING) -> None:
+    """Add the fields of SamplingParams."""
+    group = parser.add_argument_group("sampling")
+    flags.add_fields(group, SamplingParams, helps)
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; can be given several times",
+    )
+
+
+def add_running(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that `open_llm` reads."""
+    flags.add_fields(parser, LLMConfig, RUNNING)
+
+
+def open_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
+    """The LLM of a build. more: further fields of `LLMConfig`. Raises UserError."""
+    return LLM(arguments.build, **flags.values(arguments, RUNNING), **more)
+
+
+@dataclass
+class Answer:
+    """An answer so far, with its times by time.perf_counter()."""
+
+    prompt_tokens: int
+    started: float = field(default_factory=time.perf_counter)
+    first: float | None = None
+    last: float | None = None
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    finish_reason: FinishReason | None = None
+
+    def add(self, delta: OutputDelta) -> None:
+        """Add one delta."""
+        self.last = time.perf_counter()
+        self.first = self.first or self.last
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.drafted += delta.drafted
+        self.accepted += delta.accepted
+        self.finish_reason = delta.finish_reason
+
+    def report(self) -> dict[str, object]:
+        """For JSON: TTFT in seconds, and tokens a second after the first token."""
+        waited = None if self.first is None else round(self.first - self.started, 4)
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": self.prompt_tokens,
+            "time_to_first_token_s": waited,
+            "decode_tokens_per_s": self._speed(),
+            "drafted_tokens": self.drafted,
+            "accepted_tokens": self.accepted,
+        }
+
+    def print_times(self, *more: str) -> None:
+        """Print the times on standard error, if that is a terminal."""
+        if ERR.is_terminal:
+            ERR.print(", ".join([*self._times(), *more]), style="dim", soft_wrap=True)
+
+    def _speed(self) -> float | None:
+        later = len(self.token_ids) - 1
+        if self.first is None or self.last is None or later < 1:
+            return None
+        return round(later / (self.last - self.first), 2)
+
+    def _times(self) -> list[str]:
+        times = [f"{self.prompt_tokens:,} prompt tokens"]
+        if self.first is not None:
+            times.append(f"first token after {self.first - self.started:.2f} s")
+        if speed := self._speed():
+            times.append(f"{len(self.token_ids):,} tokens at {speed:.1f} tokens/s")
+        if self.drafted:
+            times.append(f"{self.accepted:,} of {self.drafted:,} drafted tokens right")
+        return [*times, str(self.finish_reason)]
+
+
+def stream(
+    llm: LLM,
+    request: Request,
+    show: Callable[[str], None],
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Answer:
+    """Show the answer's text as it comes. Raises UserError for a broken model.
+
+    interrupted: called between two steps; once it is true, the answer ends as "cancelled".
+    """
+    answer = Answer(len(request.prompt_token_ids))
+    with PrefillProgress(answer.prompt_tokens) as progress:
+
+        def note(count: int) -> None:
+            if interrupted():
+                raise InterruptedError
+            progress.show_prefilled(count)
+
+        with closing(llm.stream(request, on_prefill=note)) as deltas:
+            try:
+                for delta in deltas:
+                    progress.end()
+                    answer.add(delta)
+                    show(delta.text)
+                    if interrupted():
+                        break
+            except InterruptedError:
+                pass
+    answer.finish_reason = answer.finish_reason or "cancelled"
+    if answer.finish_reason == "error":
+        raise UserError(
+            "the model's logits are not finite",
+            "run `snapexport inspect BUILD --verify`; a build in 16 bits may need --dtype fp32",
+        )
+    return answer

@@ -4,7 +4,7 @@ Knows which flags of a command are usual; flags whose group is "cache" or "advan
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -38,7 +38,7 @@ in none of GROUPS."""
 
 
 class HelpFormatter(rich_argparse.RichHelpFormatter):
-    """Fills paragraphs up to the terminal's width, and breaks long commands as a shell reads them.
+    """Fills paragraphs up to the terminal's width, and leaves commands as they are.
 
     A flag with many choices shows them in its help text.
     """
@@ -71,8 +71,7 @@ class HelpFormatter(rich_argparse.RichHelpFormatter):
         lines = Lines()
         for paragraph in text.split("\n\n"):
             if "\n  " in paragraph.plain:
-                for line in _join_continued(paragraph.split()):
-                    lines.extend(_break_line(line, width))
+                lines.extend(paragraph.split())
             else:
                 lines.extend(self._rich_split_lines(paragraph, width))
             lines.append(Text())
@@ -151,29 +150,3 @@ def _choices(action: argparse.Action) -> str:
 
 def _choices_in_text(action: argparse.Action) -> bool:
     return bool(action.option_strings) and len(_choices(action)) > LONGEST_CHOICES
-
-
-def _join_continued(lines: Iterable[Text]) -> Iterator[Text]:
-    """The lines, with those together that a backslash at the end connects."""
-    begun = Text()
-    for line in lines:
-        whole = begun + (line[len(line.plain) - len(line.plain.lstrip()) :] if begun else line)
-        if whole.plain.endswith("\\"):
-            begun = whole[:-1]
-        else:
-            begun = Text()
-            yield whole
-
-
-def _break_line(line: Text, width: int) -> Iterator[Text]:
-    """The lines of a command that is too long for one, broken before a flag or a word."""
-    while len(line) > width:
-        start = len(line.plain) - len(line.plain.lstrip())
-        place = line.plain.rfind(" --", start, width - 2)
-        if place < start:
-            place = line.plain.rfind(" ", start, width - 2)
-        if place < start:
-            break
-        yield line[:place] + " \\"
-        line = Text("      ") + line[place + 1 :]
-    yield line

@@ -33,6 +33,7 @@ from snapexport.errors import UserError, flag_of
 from snapexport.measure import page
 from snapexport.runtime.chat.chat_prompts import Chat, ChatPrompts
 from snapexport.runtime.engine.open_executor import BackendName
+from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.trt import entry as tensorrt_entry
 
 HELP = "geometry, memory, operators, and the kept positions of a prompt"
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     prompt.add_arguments(parser, required=False)
     prompt.add_chat(parser)
-    flags.add_backend(parser)
+    flags.add_fields(parser, LLMConfig, {"backend": flags.BACKEND["backend"]})
     parser.add_argument(
         "--verify",
         action="store_true",

@@ -1,6 +1,6 @@
-"""Check whether a target takes a build's graphs.
+"""Check whether a target can run a build's graphs.
 
-Every node is checked, also in the bodies of functions, by what is recorded of the target: its
+Every node, also in the bodies of functions, is compared with what is recorded of the target: its
 operators, types and largest TopK. For tensorrt and tensorrt-rtx, the parser of TensorRT for RTX is
 asked too, if it is installed; it needs no GPU. The exit status is 1 if anything is found.
 
@@ -26,7 +26,7 @@ from snapexport.errors import needs_extra
 if TYPE_CHECKING:
     from snapexport.builder.lint import Finding
 
-HELP = "check the graphs by a target's record, and by TensorRT for RTX's parser"
+HELP = "check whether a target can run the graphs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,14 +1,17 @@
-"""Finds the caches, chunks and batch that fit into a memory, before anything is built.
+"""Find the caches, chunks and batch that fit into a given memory, before anything is built.
 
 Reads a checkpoint's config and headers. Flags that are given are kept, the others are chosen.
 Sizes are bounds (docs/how-to/plan.md says what they count). Speed is not promised.
 
 examples:
-  snapexport plan --model ./llama --L-max 131072 --memory 80GiB --target tensorrt
-  snapexport plan --model ./llama --L-max 32768 --memory 24G --batch 8 --weights int4
+  snapexport plan --model ./llama --L-max 131072 --memory 80GiB \\
+      --target tensorrt
+  snapexport plan --model ./llama --L-max 32768 --memory 24G --batch 8 \\
+      --weights int4
 """
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Iterable
 
@@ -22,13 +25,12 @@ from snapexport.cli import build, flags
 from snapexport.cli.console import OUT
 from snapexport.contract.memory import spelled
 
-HELP = "find what fits into a memory, before anything is built"
+HELP = "find what fits into a given memory, before anything is built"
 
-NOT_PLANNED = {
-    *("out", "baseline", "verify", "overwrite", "link_weights"),
-    *("decode_batches", "tokens_per_step", "tensor_parallel"),
-}
-"""Flags of `build` that a plan does not take."""
+NOT_PLANNED = frozenset(
+    "out baseline verify overwrite link_weights decode_batches tensor_parallel".split()
+)
+"""Flags of `build` that a plan does not take, beside those of methods that say so."""
 _HELPS = {
     "batch": "batch slots: requests that decode side by side (default: as many as fit)",
     "prefill_chunk": "tokens of one prefill step; L_max: a single shot (default: the best that "
@@ -61,7 +63,9 @@ _NAMES = {
 
 def helps() -> dict[str, str]:
     """The help of each flag of `build` that decides about memory, by its field."""
-    found = {name: text for name, text in build.helps().items() if name not in NOT_PLANNED}
+    every = (field for kind in build.classes() for field in dataclasses.fields(kind))
+    left_out = NOT_PLANNED | {one.name for one in every if not one.metadata.get("planned", True)}
+    found = {name: text for name, text in build.helps().items() if name not in left_out}
     policy = f"{found['policy']} (default: snapstream, or full where a given batch fits it)"
     return found | _HELPS | {"policy": policy}
 

@@ -117,9 +117,7 @@ def _bytes(name: str) -> bytes:
     except OSError as error:
         raise UserError(f"cannot read {name}: {error.strerror}", "check --prompt-file") from None
     if len(raw) > MOST_BYTES:
-        raise UserError(
-            f"the prompt has more than {MOST_BYTES} bytes", "give a file of a prompt's length"
-        )
+        raise UserError(f"the prompt has more than {MOST_BYTES} bytes", "give a shorter text")
     return raw
 
 

@@ -1,7 +1,7 @@
 """Serve a build through an OpenAI-compatible HTTP API, in one process.
 
 Prints the addresses once every graph has run. SIGINT or SIGTERM drains: running answers may finish,
-new requests get status 503; a second signal does not wait.
+new requests get status 503; a second signal ends them at once.
 
 examples:
   snapexport serve llama.build
@@ -12,78 +12,67 @@ import argparse
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT
 from snapexport.errors import needs_extra
+from snapexport.methods.table import run_flags
 from snapexport.serving.options import ServeOptions
 from snapexport.serving.process import Addresses
 
 API_KEY = "SNAPEXPORT_API_KEY"
 HELP = "serve a build through an OpenAI-compatible API"
 
-API = {
-    "host": "address of the API",
-    "port": "port of the API; 0: a free one",
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "API": {
+        "host": "address of the API",
+        "port": "port of the API; 0: a free one",
+    },
+    "access": {
+        "api_key": f"key that every request but /health must send (default: ${API_KEY}, or none)",
+        "allowed_host": "further names by which clients reach the server, in the header Host; "
+        "*: any (default: loopback names if it listens on loopback, else any)",
+        "allowed_origin": "origins whose pages may read answers in a browser, such as "
+        "http://localhost:3000; *: any (default: none)",
+        "access_log": "write a line for each request to standard error, without its content",
+    },
+    "model": flags.SERVED | run_flags(ServeOptions) | flags.BACKEND,
+    "chats": {
+        "tool_parser": "how the model writes tool calls; auto: by its chat template; none: as text",
+        "reasoning_parser": "how the model writes its reasoning; none: as a part of the answer",
+    },
+    "defaults of requests": {
+        "temperature": "of requests that name none (default: generation_config.json's, else 1)",
+        "top_p": "of requests that name none (default: generation_config.json's, else 1)",
+        "max_tokens": "of requests that name none (default: 16 for completions; for chats all "
+        "remaining positions)",
+        "no_generation_config": "ignore the sampling that the checkpoint recommends",
+    },
+    "times": {
+        "request_seconds": "longest time of an answer; a longer one ends with status 504",
+        "drain_seconds": "how long running answers may go on after a signal",
+    },
 }
-ACCESS = {
-    "api_key": f"key that requests must send, but for /health (default: ${API_KEY}, or none)",
-    "allowed_host": "further names by which clients reach the server, in the header Host; *: any "
-    "(default: loopback names if it listens on loopback, else any)",
-    "allowed_origin": "origins whose pages may read answers in a browser, such as "
-    "http://localhost:3000; *: any (default: none)",
-    "access_log": "write a line for each request to standard error, without its content",
-}
-MODEL = flags.SERVED | {
-    "parked_rows": "prompts whose compressed caches are kept for the next turn of a conversation, "
-    "with --extend",
-    "parked_dir": "folder where these caches are written too, and found again after a restart",
-    "parked_dir_bytes": "most bytes in that folder",
-    "compress_every": "compress an answer whenever it has grown by N tokens, with --extend; 0: "
-    "never",
-    "no_speculation": "draft no tokens, with a build that has --tokens-per-step",
-}
-CHATS = {
-    "tool_parser": "how the model writes tool calls; auto: by its chat template; none: as text",
-    "reasoning_parser": "how the model writes its reasoning; none: as a part of the answer",
-}
-DEFAULTS = {
-    "temperature": "for requests without one (default: generation_config.json's, else 1)",
-    "top_p": "for requests without one (default: generation_config.json's, else 1)",
-    "max_tokens": "for requests without it (default: 16 for completions; for chats all "
-    "remaining positions)",
-    "no_generation_config": "ignore the sampling that the checkpoint recommends",
-}
-TIMES = {
-    "request_seconds": "longest time of an answer; a longer one ends with status 504",
-    "drain_seconds": "how long running answers may go on after a signal",
-}
+"""Help texts of fields of `ServeOptions`, by the titles of their groups."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, and the fields of ServeOptions."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
-    flags.add_fields(parser.add_argument_group("API"), ServeOptions, API)
-    flags.add_fields(parser.add_argument_group("access"), ServeOptions, ACCESS)
-    model = parser.add_argument_group("model")
-    flags.add_fields(model, ServeOptions, MODEL)
-    flags.add_backend(model)
-    flags.add_openvino(model)
-    flags.add_fields(parser.add_argument_group("chats"), ServeOptions, CHATS)
-    flags.add_fields(parser.add_argument_group("defaults of requests"), ServeOptions, DEFAULTS)
-    flags.add_fields(parser.add_argument_group("times"), ServeOptions, TIMES)
+    for title, helps in GROUPS.items():
+        flags.add_fields(parser.add_argument_group(title), ServeOptions, helps)
     parser.add_argument("--json", action="store_true", help="print the addresses as one JSON line")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes."""
-    given = flags.values(arguments, API | ACCESS | MODEL | CHATS | DEFAULTS | TIMES)
+    given = flags.values(arguments, [name for helps in GROUPS.values() for name in helps])
     if given["api_key"] is None:  # the environment does not show in a list of processes
         given["api_key"] = os.environ.get(API_KEY)
-    where = {name: getattr(arguments, name) for name in ("backend", "device", "precision")}
-    options = ServeOptions(build=arguments.build, **where, **given)
+    options = ServeOptions(build=arguments.build, **given)
     with needs_extra("serve"):
         from snapexport.serving.serve import Report, serve
     serving = _print_json if arguments.json else _print

@@ -35,7 +35,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "prefill_chunk": manifest.prefill_chunk,
         "layout": _layout(manifest),
         "prefill_capacities": list(manifest.prefill_graphs()),
-        "short_chunks": list(manifest.chunks[:-1]),
+        "chunks": list(manifest.chunks),
         "dtype": manifest.dtype,
         "quantization": manifest.quantization,
         "matrices": manifest.matrices,
@@ -45,7 +45,6 @@ def build_summary(build: Build) -> dict[str, Any]:
         "cache_dtype": manifest.cache_dtype,
         "prompt_cache_dtype": manifest.graph_options.prompt_cache_dtype or manifest.dtype,
         "decode_attention": manifest.graph_options.decode_attention,
-        "tokens_per_step": manifest.geometry.steps.tokens,
         **_of_methods(manifest),
         "tensor_parallel": manifest.tensor_parallel,
         "target": manifest.target,
@@ -101,7 +100,7 @@ def print_summary(build: Build) -> None:
 
 
 def _of_methods(manifest: Manifest) -> dict[str, Any]:
-    """What the methods record: their options, and what else they report."""
+    """The facts that methods report of a build."""
     geometry, options = manifest.geometry, manifest.graph_options
     reported: dict[str, Any] = {}
     for method in METHODS:

@@ -6,7 +6,7 @@ OpenAI frontend, or `snapexport serve` without Triton.
 
 examples:
   snapexport triton llama.build --out model_repository
-  snapexport triton llama.build --out model_repository --copy --name llama --max-pending 128
+  snapexport triton llama.build --out model_repository --copy --name llama
 """
 
 import argparse
@@ -15,13 +15,14 @@ from pathlib import Path
 
 from snapexport.cli import flags
 from snapexport.cli.console import OUT
+from snapexport.errors import needs_extra
 from snapexport.serving.options import RepositoryOptions
 
 HELP = "build -> model repository for Triton Inference Server"
 
 OPTIONS = flags.SERVED | {
     "device": "where Triton places the model (default: gpu for a build with TensorRT engines)",
-    "copy": "put the build itself into the repository, for containers; a link otherwise",
+    "copy": "copy the build into the repository, for containers (default: link to it)",
     "overwrite": "replace an existing repository",
 }
 
@@ -37,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write a repository."""
-    from snapexport.serving.triton.repository import write_repository
+    with needs_extra("triton"):
+        from snapexport.serving.triton.repository import write_repository
 
     options = RepositoryOptions(
         build=arguments.build, out=arguments.out, **flags.values(arguments, OPTIONS)

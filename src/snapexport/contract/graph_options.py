@@ -28,7 +28,8 @@ def option(default: Any, help: str, group: str = "advanced", **metadata: Any) ->
 
     group: "", the flags that most people need; "cache" or "advanced". metadata: `choices`,
     `metavar`; recorded=False for a field that the manifest has elsewhere, or not at all;
-    of_traces=True for one whose effect is in the traces.
+    of_traces=True for one whose effect is in the traces; planned=False for one that only `build`
+    has.
     """
     return field(default=default, metadata={"help": help, "group": group, **metadata})
 

@@ -91,7 +91,7 @@ def _length(path: Path, file: BinaryIO) -> tuple[bytes, int]:
     prefix = file.read(_PREFIX.size)
     (length,) = _PREFIX.unpack(prefix) if len(prefix) == _PREFIX.size else (size,)
     if _PREFIX.size + length > size:
-        raise _truncated(path)
+        raise _size_error(path)
     if length > HEADER_BYTES:
         raise UserError(
             f"the header of {path} has {length} bytes, at most {HEADER_BYTES} are read",
@@ -149,7 +149,7 @@ def _require_dense(file: Path, spans: dict[str, TensorSpan], start: int, size: i
             )
         end = span.offset + span.nbytes
     if end > size:
-        raise _truncated(file)
+        raise _size_error(file)
     if end < size:
         raise UserError(
             f"{file} has {size - end} bytes at its end that belong to no tensor", _DOWNLOAD_AGAIN
@@ -160,5 +160,5 @@ def _unreadable(file: Path, why: str) -> UserError:
     return UserError(f"{file} has no readable safetensors header: {why}", _DOWNLOAD_AGAIN)
 
 
-def _truncated(file: Path) -> UserError:
+def _size_error(file: Path) -> UserError:
     return UserError(f"{file} is truncated: its header names bytes past its end", _DOWNLOAD_AGAIN)

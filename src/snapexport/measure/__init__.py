@@ -1,1 +1,1 @@
-"""What compression costs: eval, diff, bench and the page of `inspect`."""
+"""Measures what compression costs: eval, bench and the page of `inspect`."""

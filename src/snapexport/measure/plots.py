@@ -17,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
+from snapexport.measure.options import MODES
+
 Row = dict[str, Any]
 Scale = Callable[[Row, float], float]
 """From a row and a time in it, in seconds, to what is drawn."""
@@ -37,11 +39,6 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 KINDS = ("png", "svg")
 
-MODES = {
-    "aware": "question in the prompt",
-    "agnostic": "question after compression",
-    "late": "asked again later",
-}
 NAME_WIDTH = 24
 """Characters after which a name is broken, if it can be."""
 COLUMNS = 5

@@ -6,7 +6,7 @@ when a layer asks for them.
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,10 +68,13 @@ class Method:
     parts: the modules beside `spec.py`: surgery, run, measure, export.
     is_on: whether a build uses it, by its geometry and graph options.
     options: the class of its flags.
+    run_flags: help of what can be asked of a build that has it when it is run, by `LLMConfig`'s
+        fields.
+    in_blocks: the options with which prompts can go block by block onto a compressed cache.
     voter: for --vote-queries, where it is about who votes.
     rules, run_rules: what it excludes: in a build, and when a build is run.
     facts: what the rules of a finished build ask of its geometry, by flag.
-    budget: the value of --budget that selects it.
+    budget: the value of --budget that selects it. budget_help: what it is.
     reshape: returns a geometry as the options and the model need it. Its last argument is the
         geometry of a finished build that the result has to be like, if there is one.
     stores: the value of --cache-dtype that it stores caches in.
@@ -97,12 +100,15 @@ class Method:
     parts: tuple[str, ...] = ()
     is_on: IsOn
     options: type[MethodOptions] | None = None
+    run_flags: Mapping[str, str] = field(default_factory=dict)
+    in_blocks: MethodOptions | None = None
     voter: Voter | None = None
     rules: tuple[Rule, ...] = ()
     run_rules: tuple[Rule, ...] = ()
     facts: Callable[[CacheGeometry], Facts] = lambda geometry: {}
     stores: str | None = None
     budget: str | None = None
+    budget_help: str = ""
     reshape: Reshape = lambda geometry, options, model, like: geometry
     resolve: Resolve = lambda options, target, dtype: options
     step_tokens: Callable[[GraphOptions], int] = lambda options: 1

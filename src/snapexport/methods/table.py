@@ -66,6 +66,19 @@ def chunks(
     return (*sorted(shorter), chunk)
 
 
+def run_flags(kind: type) -> dict[str, str]:
+    """Help of the fields of a class that say how a build with some method is run."""
+    known = {one.name for one in fields(kind)}
+    helps = (method.run_flags.items() for method in METHODS)
+    return {name: text for each in helps for name, text in each if name in known}
+
+
+def in_blocks(wanted: bool) -> MethodOptions:
+    """Options with which prompts can go block by block onto a compressed cache, or cannot."""
+    given = next(method.in_blocks for method in METHODS if method.in_blocks)
+    return given if wanted else type(given)()
+
+
 def inner_chunks(options: GraphOptions, prefill_chunk: int) -> InnerChunks | None:
     """The chunks inside a prompt that run in a graph of their own, if a build has such."""
     found = (method.inner(options, prefill_chunk) for method in METHODS)

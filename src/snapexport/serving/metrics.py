@@ -51,20 +51,6 @@ METRICS = (
 )
 
 
-@dataclass(slots=True)
-class Counters:
-    """Counts since the build was loaded, by their metrics' names. Any thread may read them."""
-
-    prompt_tokens_total: int = 0
-    generated_tokens_total: int = 0
-    drafted_tokens_total: int = 0
-    accepted_tokens_total: int = 0
-    requests_finished_total: int = 0
-    requests_cancelled_total: int = 0
-    requests_failed_total: int = 0
-    requests_refused_total: int = 0
-
-
 def constant_gauges(manifest: Manifest) -> dict[str, float]:
     """The gauges that a build's manifest determines."""
     cache = cache_bytes(manifest)

@@ -3,18 +3,21 @@
     read     a prompt to a `Request`, in any thread, with a bound on the text
     streams  requests to outputs, in an event loop
     metrics  gauges, counters and histograms
+    text_of  a token's text and bytes, for log probabilities
 
 Knows neither HTTP, Triton nor Dynamo.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cached_property
+from dataclasses import fields
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
 from snapexport.contract.manifest import MANIFEST, Manifest, no_build
 from snapexport.errors import UserError
@@ -23,13 +26,75 @@ from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.chat.template_habits import Template, sources
 from snapexport.runtime.engine.limits import Limits
+from snapexport.runtime.engine.open_executor import BackendName
+from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Prompt, require_readable
 from snapexport.runtime.requests.request import Request, SamplingParams
 from snapexport.serving.metrics import Metric, Observe, TextForm, constant_gauges
 from snapexport.serving.options import ModelOptions
 from snapexport.serving.streams import Streams
-from snapexport.serving.token_text import TokenText
+
+LEAST = -9999.0
+"""OpenAI's value for the log probability of a token that is impossible."""
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+
+MOST_KEPT = 1 << 14
+"""Tokens whose text is kept."""
+
+
+class TokenText:
+    """Texts and bytes of a tokenizer's tokens; without a tokenizer they are empty.
+
+    A token may be a part of a character. Its text is then a replacement character, and its bytes
+    are those that the vocabulary spells: by a letter for each byte (GPT-2, Llama 3, Qwen), or as
+    `<0xE2>` (SentencePiece).
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._text = lru_cache(maxsize=MOST_KEPT)(self._decode)
+
+    def __call__(self, token: int) -> str:
+        """The token's text."""
+        return self._text(token)
+
+    def data(self, token: int) -> bytes:
+        """The token's bytes. Those of an answer join to its text."""
+        text = self._text(token)
+        if self._tokenizer is None or REPLACEMENT not in text:
+            return text.encode()
+        name = self._tokenizer.id_to_token(token) or ""
+        if byte := _FALLBACK.fullmatch(name):
+            return bytes.fromhex(byte[1])
+        letters = self._bytes_of_letters
+        return (
+            bytes(map(letters.__getitem__, name)) if letters.keys() >= set(name) else text.encode()
+        )
+
+    def is_part(self, token: int) -> bool:
+        """Whether the token is only a part of a character."""
+        return self.data(token) != self._text(token).encode()
+
+    def _decode(self, token: int) -> str:
+        """The token is decoded after another one: some decoders drop a first leading space."""
+        if self._tokenizer is None:
+            return ""
+        once = self._tokenizer.decode([token], skip_special_tokens=False)
+        twice = self._tokenizer.decode([token, token], skip_special_tokens=False)
+        return str(twice.removeprefix(once))
+
+    @cached_property
+    def _bytes_of_letters(self) -> dict[str, int]:
+        """Latin-1's printable letters stand for themselves, those above for other bytes."""
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        own = {letter: ord(letter) for letter in letters if ord(letter) < 256}
+        others = sorted(set(range(256)) - set(own.values()))
+        above = [letter for letter in letters if ord(letter) >= 256]
+        return own | dict(zip(above, others, strict=True))
 
 
 class Model:
@@ -79,34 +144,20 @@ class Model:
         options: ModelOptions,
         log: Callable[[str], None],
         *,
-        template: Template | None = None,
-        output_format: OutputFormat | None = None,
-        observe: Observe | None = None,
-        request_seconds: float = 0.0,
-        defaults: Mapping[str, Any] | None = None,
-        **settings: Any,
+        backend: BackendName | None = None,
+        **given: Any,
     ) -> "Model":
-        """Load a build. settings: further arguments of `LLM`. Raises UserError."""
-        llm = LLM(
-            options.build,
-            threads=options.threads,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            **settings,
-        )
+        """Load a build, by the options that `LLMConfig` has too. given: further arguments of Model.
+
+        backend: where the options have none. Raises UserError.
+        """
+        names = {field.name for field in fields(LLMConfig)}
+        running = {name: value for name, value in vars(options).items() if name in names}
+        llm = LLM(options.build, **{"backend": backend} | running)
         with suppress(UserError):  # a request that has a form gets the error
             llm.open_grammars()
-        return cls(
-            options.model_name,
-            llm,
-            log=log,
-            template=template,
-            output_format=output_format,
-            gauges=constant_gauges(Manifest.read(options.build)),
-            observe=observe,
-            max_pending=options.max_pending,
-            request_seconds=request_seconds,
-            defaults=defaults,
-        )
+        given |= {"gauges": constant_gauges(Manifest.read(options.build)), "log": log}
+        return cls(options.model_name, llm, max_pending=options.max_pending, **given)
 
     @property
     def limits(self) -> Limits:

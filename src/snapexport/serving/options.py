@@ -1,12 +1,14 @@
-"""Options of the servers, validated once."""
+"""Options of `snapexport serve`, `triton` and `dynamo`, validated once."""
 
 import re
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from snapexport.contract.exclusions import require_compatible
-from snapexport.errors import UserError, flag_of
+from snapexport.errors import UserError, flag_of, require_fields
 from snapexport.runtime.chat.parsers.table import AUTO, REASONING_PARSERS, TOOL_PARSERS
+from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.engine.openvino_options import Device, Precision
 from snapexport.runtime.requests.row_files import DEFAULT_BYTES
@@ -35,10 +37,7 @@ class ModelOptions:
     max_num_batched_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        self.require_least("max_pending", 0)
-        for name in ("threads", "max_num_batched_tokens"):
-            if getattr(self, name) is not None:
-                self.require_least(name, 1)
+        require_fields(self, max_pending=0, threads=1, max_num_batched_tokens=1)
         if not _NAME.fullmatch(self.model_name):
             raise UserError(
                 f"'{self.model_name}' cannot be a model's name",
@@ -49,11 +48,6 @@ class ModelOptions:
     def model_name(self) -> str:
         """The value of `model` in clients' requests."""
         return self.build.absolute().name.removesuffix(".build") if self.name is None else self.name
-
-    def require_least(self, name: str, least: int) -> None:
-        """Raise UserError for an option below `least`."""
-        if (value := getattr(self, name)) < least:
-            raise UserError(f"{flag_of(name)} {value} is too small", f"use {least} or more")
 
     def require_seconds(self, *names: str) -> None:
         """Raise UserError for a time that is not above 0."""
@@ -84,10 +78,10 @@ class ServeOptions(ModelOptions):
     parked_dir: Path | None = None
     parked_dir_bytes: int = DEFAULT_BYTES
     compress_every: int = 0
-    no_speculation: bool = False
+    speculates: bool = True
     request_seconds: float = 600
     drain_seconds: float = 30
-    api_key: str | None = field(default=None, repr=False)
+    api_key: str | None = field(default=None, repr=False, metadata={"metavar": "KEY"})
     allowed_host: tuple[str, ...] = ()
     allowed_origin: tuple[str, ...] = ()
     access_log: bool = False
@@ -101,9 +95,9 @@ class ServeOptions(ModelOptions):
     def __post_init__(self) -> None:
         self.require_port()
         self.require_seconds("request_seconds")
-        for name in ("drain_seconds", "parked_rows", "parked_dir_bytes", "compress_every"):
-            if not getattr(self, name) >= 0:
-                raise self.unusable(name, "0 or more")
+        if not self.drain_seconds >= 0:  # NaN is refused too
+            raise self.unusable("drain_seconds", "0 or more")
+        require_fields(self, parked_rows=0, parked_dir_bytes=0, compress_every=0, max_tokens=1)
         self._require_usable_defaults()
         require_compatible(vars(self))
         self._require_usable_access()
@@ -115,14 +109,12 @@ class ServeOptions(ModelOptions):
             raise self.unusable("temperature", f"0 (greedy) to {MOST_TEMPERATURE}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise self.unusable("top_p", "a number above 0, up to 1")
-        if self.max_tokens is not None:
-            self.require_least("max_tokens", 1)
 
     def _require_usable_access(self) -> None:
         key = self.api_key
         if key is not None and not (key.isascii() and key.isprintable() and key.split() == [key]):
             raise UserError(
-                "--api-key is empty, or has other characters than ASCII's without spaces",
+                "--api-key is empty, or has spaces or characters that are not ASCII",
                 "give a long random one, such as `openssl rand -hex 32` makes",
             )
         for name in self.allowed_host:
@@ -153,3 +145,69 @@ class RepositoryOptions(ModelOptions):
     def unary_name(self) -> str:
         """The name of the unary model."""
         return self.model_name + interface.UNARY_SUFFIX
+
+
+Discovery = Literal["file", "etcd", "kubernetes"]
+EventPlane = Literal["zmq", "nats"]
+
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(ModelOptions):
+    """A build, the worker's role, and how Dynamo's parts find each other.
+
+    component: None for "prefill" or "backend", as Dynamo's own workers are called.
+    lease_seconds: how long a prefilled prompt waits for a decode worker that sends no note.
+    """
+
+    role: Role = "both"
+    namespace: str = "dynamo"
+    component: str | None = None
+    discovery: Discovery = "file"
+    event_plane: EventPlane = "zmq"
+    chat_template: Path | None = field(default=None, metadata={"metavar": "FILE"})
+    lease_seconds: float = 30
+    request_seconds: float = 600
+    drain_seconds: float = 30
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_seconds("lease_seconds", "request_seconds", "drain_seconds")
+        for name in ("namespace", "component_name"):
+            if not _WORD.fullmatch(value := getattr(self, name)):
+                raise UserError(
+                    f"'{value}' cannot be Dynamo's {name.partition('_')[0]}",
+                    "use letters, digits, dashes and underscores",
+                )
+        if self.chat_template and not self.chat_template.is_file():
+            raise UserError(
+                f"{self.chat_template} is not a file", "name a chat template in Jinja's language"
+            )
+
+    @property
+    def component_name(self) -> str:
+        """The component that the worker registers as."""
+        return self.component or ("prefill" if self.role == "prefill" else "backend")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(ModelOptions):
+    """A build, and how many workers of each role serve it on this machine.
+
+    prefill 0: each worker does both. migrations: how often a request may go on in another worker.
+    logs: a folder for a log of each process; None for a temporary one.
+    """
+
+    prefill: int = 1
+    decode: int = 1
+    port: int = 8000
+    migrations: int = 1
+    lease_seconds: float = 30
+    logs: Path | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_fields(self, prefill=0, decode=1, migrations=0)
+        self.require_port()
+        self.require_seconds("lease_seconds")

@@ -7,8 +7,12 @@ import shutil
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from snapexport.errors import UserError
+
+if TYPE_CHECKING:
+    from urllib.request import Request
 
 _FIRST_PORT, _TRIES = 10_000, 100
 
@@ -23,12 +27,12 @@ def leash() -> list[str]:
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
 
-def answers(url: str) -> bool:
-    """Whether a URL answers with status 200."""
+def answers(request: "str | Request", seconds: float = 1) -> bool:
+    """Whether a URL, or a request, is answered with status 200 in time."""
     import urllib.request  # slow to import, for the commands that start nothing
 
     try:
-        with urllib.request.urlopen(url, timeout=1) as answer:
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

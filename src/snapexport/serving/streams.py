@@ -13,9 +13,15 @@ from dataclasses import dataclass, field
 
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, Request
-from snapexport.serving.failures import CANCELLED, Failure, GenerationError
 from snapexport.serving.metrics import Observe
-from snapexport.serving.worker import ActiveRequest, Event, Worker
+from snapexport.serving.worker import (
+    CANCELLED,
+    ActiveRequest,
+    Event,
+    Failure,
+    GenerationError,
+    Worker,
+)
 
 STOP_SECONDS = 5.0
 """Seconds that `close` waits for the running step."""

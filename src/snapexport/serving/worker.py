@@ -1,4 +1,4 @@
-"""Runs an LLM in its own thread: accepts requests, steps, and delivers outputs.
+"""Runs an LLM in its own thread: accepts requests, steps, and delivers outputs or failures.
 
 Only the worker's thread uses the LLM, except for `LLM.read`. Other threads post requests and
 cancellations, and the worker takes them up between two steps. Knows no event loop.
@@ -9,22 +9,58 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
+from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, Request
-from snapexport.serving.failures import (
-    CANCELLED,
-    NOT_FINITE,
-    STOPPING,
-    Failure,
-    full,
-    internal,
-    late,
+from snapexport.serving.metrics import METRICS, Observe
+
+FailureCode = Literal["full", "stopping", "cancelled", "deadline", "internal", "invalid"]
+"""full: all batch slots and places in the queue are taken. invalid: the request itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The reason why a request was refused or ended early."""
+
+    message: str
+    code: FailureCode
+
+
+class GenerationError(Exception):
+    """A failure, as the stream of its request raises it."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.code = failure.code
+
+
+CANCELLED = Failure("the request was cancelled by its client", "cancelled")
+STOPPING = Failure("the server is shutting down", "stopping")
+NOT_FINITE = Failure(
+    "the model's logits are not finite (a build in 16 bits may need --dtype fp32)", "internal"
 )
-from snapexport.serving.metrics import Counters, Observe
+
+
+def full(room: int) -> Failure:
+    """room: requests that can run and wait at once."""
+    return Failure(f"{room} requests are running or waiting already: try again later", "full")
+
+
+def late(seconds: float) -> Failure:
+    """seconds: the time that the request had."""
+    return Failure(f"deadline exceeded: the answer took longer than {seconds:g} s", "deadline")
+
+
+def internal(error: Exception) -> Failure:
+    """The failure of a request that an exception of the runtime ended."""
+    if isinstance(error, UserError):
+        return Failure(str(error), "invalid")
+    return Failure(f"the runtime failed: {type(error).__name__}: {error}", "internal")
+
 
 PAUSE_SECONDS = 0.1
 """Seconds to pause after an unexpected error. A lasting error would fill the log otherwise."""
@@ -75,7 +111,9 @@ class Worker(Generic[Active]):
         log: Callable[[str], None],
         observe: Observe,
     ) -> None:
-        self.counters = Counters()
+        counters = (metric.name for metric in METRICS if metric.kind == "COUNTER")
+        self.counters = dict.fromkeys(counters, 0)
+        """Counts since the build was loaded. Any thread may read them."""
         self._observe = observe
         self._llm = llm
         self._deliver = deliver
@@ -99,7 +137,7 @@ class Worker(Generic[Active]):
         """Queue a request. Returns the failure if it is refused."""
         with self._changed:
             if self._stopping or self._accepted >= self._room:
-                self.counters.requests_refused_total += 1
+                self.counters["requests_refused_total"] += 1
                 return STOPPING if self._stopping else full(self._room)
             self._accepted += 1
             self._post(partial(self._submit, active))  # in this block: the worker may stop after it
@@ -128,7 +166,7 @@ class Worker(Generic[Active]):
             "requests_running": running,
             "requests_waiting": max(0, self._accepted - running),
             "slots_used": self._llm.slots_used,
-            **asdict(self.counters),
+            **self.counters,
         }
 
     def _run(self) -> None:
@@ -185,11 +223,11 @@ class Worker(Generic[Active]):
         except Exception as error:  # the others must not be lost with it
             self._log(traceback.format_exc())
             self._leave()
-            self.counters.requests_failed_total += 1
+            self.counters["requests_failed_total"] += 1
             self._emit([(active, internal(error))])
             return
         self._live[active.request_id] = active
-        self.counters.prompt_tokens_total += len(active.request.prompt_token_ids)
+        self.counters["prompt_tokens_total"] += len(active.request.prompt_token_ids)
 
     def _cancel(self, active: Active, why: Failure) -> None:
         """Free the request's batch slot. Its last delta, "cancelled", comes with the next step.
@@ -229,18 +267,18 @@ class Worker(Generic[Active]):
     def _count(self, active: Active, delta: OutputDelta, now: float) -> None:
         new, counters = len(delta.token_ids), self.counters
         active.tokens += new
-        counters.generated_tokens_total += new
-        counters.drafted_tokens_total += delta.drafted
-        counters.accepted_tokens_total += delta.accepted
+        counters["generated_tokens_total"] += new
+        counters["drafted_tokens_total"] += delta.drafted
+        counters["accepted_tokens_total"] += delta.accepted
         if new and active.first_token is None:
             active.first_token = now
             self._observe("time_to_first_token_seconds", now - active.arrived)
         if delta.finish_reason == "cancelled":
-            counters.requests_cancelled_total += 1
+            counters["requests_cancelled_total"] += 1
         elif delta.finish_reason == "error":
-            counters.requests_failed_total += 1
+            counters["requests_failed_total"] += 1
         elif delta.finish_reason:
-            counters.requests_finished_total += 1
+            counters["requests_finished_total"] += 1
             if active.first_token is not None and active.tokens > 1:
                 mean = (now - active.first_token) / (active.tokens - 1)
                 self._observe("time_per_output_token_seconds", mean)
@@ -261,7 +299,7 @@ class Worker(Generic[Active]):
             self._cancel(active, why)
             self._forget(request_id)
             ended.append((active, why))
-        self.counters.requests_failed_total += len(ended)
+        self.counters["requests_failed_total"] += len(ended)
         return ended
 
     def _emit(self, events: list[tuple[Active, Event]]) -> None:

@@ -14,15 +14,15 @@ import pytest
 from snapexport.cli import app, bench
 from snapexport.cli.bench import BenchProgress
 from snapexport.cli.console import ERR
+from snapexport.cli.signals import end_on_signals
 from snapexport.contract.build_directory import Build
 from snapexport.measure import plots
-from snapexport.measure.bench import memory, probes
+from snapexport.measure.bench import probes, speed
 from snapexport.measure.bench.probes import bandwidth, matmul, openvino_matmul
 from snapexport.measure.plots import STYLE
-from snapexport.start import end_on_signals
 from tests.oracle.cases import Case, build_of
 
-FAST = ["--repeat", "2", "--decode-steps", "2", "--threads", "1", "--batches", "2", "1"]
+FAST = ["--rounds", "2", "--decode-steps", "2", "--threads", "1", "--batches", "2", "1"]
 USED = {"empty": 10, "loaded": 20, "peak": 30, "anonymous_loaded": 5, "anonymous": 6}
 
 
@@ -38,7 +38,7 @@ def small_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fixed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fixed numbers in place of a process that measures memory."""
-    monkeypatch.setattr(memory, "measure", lambda *_: USED)
+    monkeypatch.setattr(speed, "measure_memory", lambda *_: USED)
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import pytest
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes
 from snapexport.measure.bench import plan as module
-from snapexport.measure.bench.plan import BenchOptions, Plan, estimate
+from snapexport.measure.bench.plan import Plan, estimate
+from snapexport.measure.options import BenchOptions
 from tests.builds import build
 
 CHUNK, STEP, COMPRESS = 2.0, 0.25, 0.5
@@ -22,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of(build: Build, **options: object) -> Plan:
-    return Plan.of(build, BenchOptions(decode_steps=2, repeat=3, **options))  # type: ignore[arg-type]
+    return Plan.of(build, BenchOptions(decode_steps=2, rounds=3, **options))  # type: ignore[arg-type]
 
 
 def test_an_estimate_counts_every_visit_of_a_context(tiny_build: Build) -> None:

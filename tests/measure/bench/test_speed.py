@@ -10,13 +10,14 @@ import pytest
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.bench import memory, speed
+from snapexport.measure.bench import speed
 from snapexport.measure.bench.costs import Costs, Weights
-from snapexport.measure.bench.plan import BenchOptions, Plan
+from snapexport.measure.bench.plan import Plan
 from snapexport.measure.bench.probes import bandwidth, matmul
 from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.systems import SystemSpec
 from snapexport.measure.bench.turns import Case, take_turns
+from snapexport.measure.options import BenchOptions
 
 USED = {"empty": 10, "loaded": 20, "peak": 2200, "anonymous_loaded": 5, "anonymous": 6}
 
@@ -112,7 +113,7 @@ def test_bench_defaults_fit_the_system_with_the_tightest_limits(tiny_build: Buil
         ({"contexts": ()}, "--contexts is empty"),
         ({"contexts": (0,)}, "--contexts 0 is below 1"),
         ({"contexts": (4, 4)}, "--contexts has 4 twice"),
-        ({"repeat": 0}, "--repeat 0 is below 1"),
+        ({"rounds": 0}, "--rounds 0 is below 1"),
         ({"decode_steps": 0}, "--decode-steps 0 is below 1"),
         ({"threads": 0}, "--threads 0 is below 1"),
         ({"seed": -1}, "--seed -1 is below 0"),
@@ -137,8 +138,8 @@ def test_a_build_and_its_baseline_are_two_systems(tiny_build: Build) -> None:
 def test_each_system_has_rows_and_a_roofline_of_memory(
     tiny_build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "measure", lambda *_: USED)
-    options = BenchOptions(contexts=(16,), decode_steps=2, repeat=1, threads=1, baseline=True)
+    monkeypatch.setattr(speed, "measure_memory", lambda *_: USED)
+    options = BenchOptions(contexts=(16,), decode_steps=2, rounds=1, threads=1, baseline=True)
     plan = Plan.of(tiny_build, options)
     results = Results("speed", "", plan.options, summary=speed.summary)
     speed.run(plan, results, [bandwidth(1, 1 << 12), matmul(1, 16)])

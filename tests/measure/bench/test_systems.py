@@ -8,10 +8,9 @@ import pytest
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.bench import memory
 from snapexport.measure.bench.probes import extracted_vote, run_vote
 from snapexport.measure.bench.speed import fill_and_decode
-from snapexport.measure.bench.systems import ExecutorSystem, load
+from snapexport.measure.bench.systems import ExecutorSystem, load, measure_memory
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
@@ -48,7 +47,7 @@ def _unloadable() -> ExecutorSystem:
 
 
 def test_memory_is_measured_in_a_process_of_its_own(tiny_build: Build) -> None:
-    found = memory.measure("one", partial(load, tiny_build.directory, threads=1), FILL)
+    found = measure_memory("one", partial(load, tiny_build.directory, threads=1), FILL)
     assert 1 << 20 < found["empty"] < found["loaded"] <= found["peak"]
     assert 0 < found["anonymous_loaded"] <= found["loaded"]
     assert 0 < found["anonymous"] <= found["peak"]
@@ -56,14 +55,14 @@ def test_memory_is_measured_in_a_process_of_its_own(tiny_build: Build) -> None:
 
 def test_user_error_in_the_memory_process_is_raised_in_its_parent() -> None:
     with pytest.raises(UserError) as error:
-        memory.measure("one", _unloadable, FILL)
+        measure_memory("one", _unloadable, FILL)
     assert (error.value.message, error.value.hint) == ("no such system", "take another")
 
 
 def test_death_of_the_memory_process_is_an_error() -> None:
     dies: Any = partial(exec, "import os; os._exit(7)")
     with pytest.raises(UserError, match="memory of one ended with status 7"):
-        memory.measure("one", dies, FILL)
+        measure_memory("one", dies, FILL)
 
 
 def test_extracted_vote_keeps_only_eligible_positions(tiny_build: Build) -> None:

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval.grid import Grid, make_grid
-from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.run import Evaluation
+from snapexport.measure.options import EvalOptions
 from snapexport.vault import CHECKPOINT
 from tests.builds import build
 from tests.oracle import checkpoints

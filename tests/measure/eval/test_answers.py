@@ -12,11 +12,11 @@ from snapexport.errors import UserError
 from snapexport.measure import plots
 from snapexport.measure.eval.estimate import estimate
 from snapexport.measure.eval.grid import Grid
-from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.records import Answer, answer_rows
 from snapexport.measure.eval.requests import in_chat, instruct
 from snapexport.measure.eval.run import Evaluation
 from snapexport.measure.eval.sample import Text
+from snapexport.measure.options import EvalOptions
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tests.measure.eval.builds import documents_grid, report_of

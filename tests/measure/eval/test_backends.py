@@ -10,9 +10,9 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.measure.eval.estimate import estimate
 from snapexport.measure.eval.grid import Grid, make_grid
-from snapexport.measure.eval.options import DEFAULT_MINUTES, EvalOptions
+from snapexport.measure.options import DEFAULT_MINUTES, EvalOptions
 from snapexport.vault import CHECKPOINT
-from snapexport.vault.words import ADJECTIVES, NOUNS, VERBS
+from snapexport.vault.prompts import ADJECTIVES, NOUNS, VERBS
 from tests.builds import build
 from tests.measure.eval.builds import report_of, vault_grid
 

@@ -13,11 +13,11 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.measure.eval.documents import lines_of, manual, passages, read_documents
 from snapexport.measure.eval.grid import Grid
-from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.records import Continuation, continuation_rows
 from snapexport.measure.eval.requests import in_chat
 from snapexport.measure.eval.sample import Text
 from snapexport.measure.eval.tasks import TASKS, tasks_in
+from snapexport.measure.options import EvalOptions
 from snapexport.runtime.requests.llm import LLM
 from snapexport.vault import CHECKPOINT
 from tests.measure.eval.builds import documents_grid, report_of, vault_grid

@@ -16,8 +16,8 @@ from snapexport.measure.eval import hit_rate
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.hit_rate import THETA, HitRate
 from snapexport.measure.eval.loaded_systems import loading
-from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.requests import Cell
+from snapexport.measure.options import EvalOptions
 from tests.measure.eval.builds import vault_grid
 from tests.oracle import masked
 

@@ -13,13 +13,18 @@ from snapexport.contract.build_directory import Build
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.loaded_systems import loading
-from snapexport.measure.eval.options import DEFAULT_TASKS, MODES
 from snapexport.measure.eval.records import Outcome
 from snapexport.measure.eval.run import TimeLimit, outcomes_of
+from snapexport.measure.options import DEFAULT_TASKS, MODES
 from snapexport.runtime.requests.request import SamplingParams
 from tests.measure.eval.builds import vault_grid
 
-CHOICES: dict[str, Any] = {"lengths": (384,), "depths": (0.0, 0.4), "samples": 3, "modes": MODES}
+CHOICES: dict[str, Any] = {
+    "lengths": (384,),
+    "depths": (0.0, 0.4),
+    "samples": 3,
+    "modes": tuple(MODES),
+}
 POLICIES = ("full", "snapstream", "streaming", "sage")
 
 

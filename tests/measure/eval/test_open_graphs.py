@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from snapexport.contract.build_directory import Build
-from snapexport.measure.eval import open_graphs
+from snapexport.measure.eval import loaded_systems
 from snapexport.measure.eval.loaded_systems import loading
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.ort import backend as module
@@ -55,7 +55,7 @@ def test_integer_weights_are_held_while_there_is_memory(
 ) -> None:
     """A graph that is opened again gives what it gave. left: of the free memory, from then on."""
     answers = chain([free], repeat(left))
-    monkeypatch.setattr(open_graphs, "host_available", lambda: next(answers))
+    monkeypatch.setattr(loaded_systems, "host_available", lambda: next(answers))
     grid = vault_grid(integer_build, policies=POLICIES)
     prompts = np.random.default_rng(0).integers(1, 1000, (2, 300))
     with loading(integer_build, grid.options) as loaded:

@@ -116,7 +116,7 @@ def test_the_journal_of_another_evaluation_is_refused_and_kept(
 def test_a_journal_refuses_a_directory_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "note").write_text("mine")
     for place in (tmp_path, tmp_path / "note"):
-        with pytest.raises(UserError, match="exists, and isn't an evaluation"):
+        with pytest.raises(UserError, match="exists, and holds no evaluation"):
             Journal(place, "me")
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
     (tmp_path / "empty").mkdir()

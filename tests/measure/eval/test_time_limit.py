@@ -10,9 +10,9 @@ import pytest
 
 from snapexport.cli.app import main
 from snapexport.measure.eval import run
-from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.requests import Cell
 from snapexport.measure.eval.run import TimeLimit
+from snapexport.measure.options import EvalOptions
 from tests.measure.eval import builds
 from tests.refused import refused
 

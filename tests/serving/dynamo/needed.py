@@ -1,7 +1,7 @@
 """Whether Dynamo and NIXL are here."""
 
 from snapexport.errors import UserError
-from snapexport.serving.dynamo.options import require_installed
+from snapexport.serving.dynamo.up import require_installed
 
 
 def _is_installed() -> bool:

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from snapexport import LLM
 from snapexport.serving.dynamo import up
-from snapexport.serving.dynamo.options import ClusterOptions
+from snapexport.serving.options import ClusterOptions
 from snapexport.serving.process import free_port
 from snapexport.vault import make_prompt
 

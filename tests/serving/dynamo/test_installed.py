@@ -1,6 +1,6 @@
 """Warns if the other tests of this folder did not run."""
 
-from snapexport.serving.dynamo.options import require_installed
+from snapexport.serving.dynamo.up import require_installed
 from tests.plugins.loud import skip_loudly
 from tests.serving.dynamo.needed import IS_INSTALLED, WHY_NOT
 

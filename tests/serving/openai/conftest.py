@@ -17,7 +17,7 @@ from snapexport.runtime.requests.llm import LLM
 from snapexport.serving.model import Model
 from snapexport.serving.openai.api import Api
 from snapexport.serving.openai.http.health import Health
-from snapexport.serving.openai.http.server import listening
+from snapexport.serving.serve import listening
 from tests.serving.openai.watched_llm import WatchedLLM, make_llm
 from tests.serving.process import SECONDS
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from snapexport.serving.model import Model
-from snapexport.serving.openai.http.server import SIGNALS, Signals, drain
+from snapexport.serving.serve import SIGNALS, Signals, drain
 from snapexport.serving.streams import Streams
 from tests.serving.openai.conftest import Served, soon, started, until
 from tests.serving.openai.test_health import health

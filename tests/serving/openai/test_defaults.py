@@ -61,7 +61,7 @@ def test_each_value_tells_its_source(tmp_path: Path) -> None:
         ({"temperature": 2.5}, "--temperature 2.5"),
         ({"temperature": float("nan")}, "--temperature nan"),
         ({"top_p": 0}, "--top-p 0"),
-        ({"max_tokens": 0}, "--max-tokens 0 is too small"),
+        ({"max_tokens": 0}, "--max-tokens 0 is below 1"),
     ],
 )
 def test_default_that_no_request_could_have_is_refused(options: dict[str, Any], says: str) -> None:

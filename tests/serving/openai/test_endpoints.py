@@ -11,9 +11,9 @@ from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.model import Model
 from snapexport.serving.openai.api import ENDPOINTS, Api, Endpoint
 from snapexport.serving.openai.bodies.completions import CompletionRequest
-from snapexport.serving.openai.http.server import listening
 from snapexport.serving.openai.requests import Prepared, completion
 from snapexport.serving.openai.writers.choices import CompletionWriter
+from snapexport.serving.serve import listening
 from tests.serving.openai.conftest import Served
 from tests.serving.process import SECONDS
 

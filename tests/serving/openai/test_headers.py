@@ -9,10 +9,10 @@ from http.client import HTTPConnection
 import openai
 import pytest
 
-from snapexport.serving.failures import Failure
 from snapexport.serving.openai.api import Api
 from snapexport.serving.openai.http.access import Access
-from snapexport.serving.openai.http.server import listening
+from snapexport.serving.serve import listening
+from snapexport.serving.worker import Failure
 from tests.serving.openai.conftest import Served
 from tests.serving.process import SECONDS
 

@@ -10,9 +10,9 @@ import pytest
 
 from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
-from snapexport.serving.failures import Failure
 from snapexport.serving.openai.http import health as health_module
 from snapexport.serving.openai.http.health import FAILED, SILENT, Health
+from snapexport.serving.worker import Failure
 from tests.serving.openai.conftest import Served, started
 from tests.serving.openai.watched_llm import make_llm
 from tests.serving.process import SECONDS
@@ -61,7 +61,7 @@ def test_runtime_that_fails_is_unhealthy_once_no_output_is_fresh(
 
 
 def test_full_queue_is_healthy(stale: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = Failure("67 requests run and wait already", "full")
+    full = Failure("67 requests are running or waiting already", "full")
     monkeypatch.setattr(stale.model.streams.worker, "accept", lambda stream: full)
     assert health(stale)[0] == 200
 
@@ -79,7 +79,7 @@ def test_slow_answer_is_silence_and_not_failure(
 async def test_worker_that_has_ended_ends_the_command(stale: Served) -> None:
     streams = started(make_llm()).streams
     await streams.close()
-    with pytest.raises(UserError, match="the server has ended by itself"):
+    with pytest.raises(UserError, match="the model's thread has ended"):
         await asyncio.wait_for(Health(streams).supervise(), SECONDS)
 
 

@@ -12,10 +12,10 @@ from snapexport.runtime.chat.chat_prompts import open_template
 from snapexport.serving.model import Model, require_tokenizer
 from snapexport.serving.openai.bodies.completions import CompletionRequest
 from snapexport.serving.openai.http.errors import ApiError
-from snapexport.serving.openai.http.server import bind
 from snapexport.serving.openai.requests import completion
 from snapexport.serving.options import ModelOptions, ServeOptions
 from snapexport.serving.process import Addresses, url_of
+from snapexport.serving.serve import bind
 from tests.serving.openai.watched_llm import SLOTS, make_llm
 
 
@@ -23,13 +23,13 @@ from tests.serving.openai.watched_llm import SLOTS, make_llm
     ("given", "says"),
     [
         ({"port": 65536}, "--port 65536.*from 0"),
-        ({"max_num_batched_tokens": 0}, "--token-budget 0 is too small"),
+        ({"max_num_batched_tokens": 0}, "--token-budget 0 is below 1"),
         ({"request_seconds": 0}, "--request-seconds 0.*above 0"),
         ({"drain_seconds": -1}, "--drain-seconds -1"),
         ({"drain_seconds": float("nan")}, "--drain-seconds nan"),
         ({"max_pending": -1}, "--max-pending -1"),
         ({"api_key": ""}, "--api-key is empty.*long random one"),
-        ({"api_key": "a b"}, "--api-key is empty, or has other"),
+        ({"api_key": "a b"}, "--api-key is empty, or has spaces"),
         ({"allowed_host": ("http://a",)}, "--allowed-host http://a is not the name of a host"),
         ({"allowed_origin": ("localhost",)}, "--allowed-origin localhost is not an origin"),
         ({"allowed_origin": ("http://a/b",)}, "--allowed-origin http://a/b is not an origin"),

@@ -12,7 +12,7 @@ import pytest
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.requests import prompts
-from snapexport.serving.failures import Failure, FailureCode
+from snapexport.serving.worker import Failure, FailureCode
 from tests.runtime.tokenizers_for_tests import byte_level
 from tests.serving.openai.conftest import Served
 from tests.serving.process import SECONDS
@@ -222,9 +222,9 @@ def test_failure_of_a_request_has_its_status(
     stream: bool,
 ) -> None:
     """A stream too has a status before its first output."""
-    failure = Failure("67 requests run and wait already", code)
+    failure = Failure("67 requests are running or waiting already", code)
     monkeypatch.setattr(served.model.streams.worker, "accept", lambda stream: failure)
-    with pytest.raises(openai.InternalServerError, match="67 requests run") as refused:
+    with pytest.raises(openai.InternalServerError, match="67 requests are running") as refused:
         chat(client, stream=stream)
     assert refused.value.status_code == status
     assert ("retry-after" in refused.value.response.headers) == (status == 503)

@@ -12,10 +12,10 @@ from openai.types.responses import (
 )
 
 from snapexport.runtime.requests.request import OutputDelta
-from snapexport.serving.failures import Failure, GenerationError
 from snapexport.serving.openai import api
 from snapexport.serving.openai.bodies.responses import messages_of
 from snapexport.serving.openai.writers import stream as streaming
+from snapexport.serving.worker import Failure, GenerationError
 from tests.serving.openai.conftest import Served
 from tests.serving.openai.scripted import CALLS, JSON, SHORT, script, use_template
 

@@ -170,7 +170,7 @@ def named(name: str) -> dict[str, Any]:
         ({"tools": [named("a b")]}, "tools.0.function.name", "match"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"tool_choice": named("g")}, "tool_choice", "do not have"),
+        ({"tool_choice": named("g")}, "tool_choice", "is not in tools"),
         ({"functions": [{"name": "f"}]}, "functions", "use tools"),
         ({"function_call": {"name": "f"}}, "function_call", "use tool_choice"),
         (

@@ -20,10 +20,10 @@ PREFILL_FAILS, DECODE_FAILS, NOT_FINITE = 77, 78, 79
 FAULTY_MODEL = f"""
 import numpy as np
 from snapexport.runtime.engine.predictions import Prediction
-from snapexport.serving.triton.backend.model import Model
+from snapexport.serving.triton.models import StreamingModel
 
 
-class TritonPythonModel(Model):
+class TritonPythonModel(StreamingModel):
     def load(self, *given):
         model = super().load(*given)
         executor = model.llm.executor

@@ -25,10 +25,10 @@ STEPS_TO_NOTICE = 10
 SLOW_MODEL = f"""
 import time
 
-from snapexport.serving.triton.backend.model import Model
+from snapexport.serving.triton.models import StreamingModel
 
 
-class TritonPythonModel(Model):
+class TritonPythonModel(StreamingModel):
     def load(self, *given):
         model = super().load(*given)
         decode = model.llm.executor.decode

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval.grid import make_grid
-from snapexport.measure.eval.options import EvalOptions
+from snapexport.measure.options import EvalOptions
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 

@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from snapexport.contract.build_directory import Build
 from snapexport.contract.slots import LayerGeometry
 from snapexport.measure.eval.grid import Grid, make_grid
-from snapexport.measure.eval.options import EvalOptions
+from snapexport.measure.options import EvalOptions
 from tools.studies.quality import vote_variants as simulated
 from tools.studies.quality.calibrated_votes import (
     WINDOW,

@@ -28,7 +28,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.slots import LayerGeometry
 from snapexport.measure.eval.documents import read_documents
 from snapexport.measure.eval.grid import Grid, make_grid
-from snapexport.measure.eval.options import EvalOptions
+from snapexport.measure.options import EvalOptions
 from tools.studies.quality import vote_variants as simulated
 from tools.studies.quality.vote_variants import Heads, Model, Row, Sample, best, pooled, scored
 from tools.studies.speed.from_gguf import checkpoint_of

@@ -19,8 +19,8 @@ from pathlib import Path
 from snapexport.builder.derive import derive
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval.grid import Grid, make_grid
-from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.systems import System
+from snapexport.measure.options import EvalOptions
 from snapexport.runtime.requests.llm import LLM
 
 POLICIES = (

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval.grid import Grid, make_grid
-from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.records import Journal, Outcome, outcome_rows
 from snapexport.measure.eval.run import Evaluation
+from snapexport.measure.options import EvalOptions
 from tools.studies.speed.peers import openvino_peer
 from tools.studies.speed.peers.process import Variant, Worker
 

@@ -29,7 +29,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
 from snapexport.contract.build_directory import Build
 from snapexport.contract.slots import LayerGeometry
 from snapexport.measure.eval.grid import Grid, make_grid
-from snapexport.measure.eval.options import EvalOptions
+from snapexport.measure.options import EvalOptions
 from snapexport.plugins.reference import Vote
 from tools.studies.speed.from_gguf import checkpoint_of
 

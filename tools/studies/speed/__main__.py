@@ -18,9 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from snapexport.errors import UserError
+from snapexport.errors import UserError, require_fields
 from snapexport.measure.bench.turns import Row
-from snapexport.measure.options import require
 from snapexport.runtime.engine.backend import DeviceError
 from tools.studies.speed import page
 from tools.studies.speed.device import DRY_RUN, Device
@@ -147,7 +146,7 @@ def _run(setup: Setup, results: Results, resume: bool) -> None:
 
 
 def _setup(arguments: argparse.Namespace) -> Setup:
-    require(arguments, threads=1, rounds=1)
+    require_fields(arguments, threads=1, rounds=1)
     if arguments.dry_run and arguments.device != "cuda":
         raise UserError("--dry-run is of --device cuda", "on the CPU: --quick")
     quick = bool(arguments.quick or arguments.dry_run)

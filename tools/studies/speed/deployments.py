@@ -30,7 +30,7 @@ _VERSIONS = """
 import json
 from importlib.metadata import version
 from snapexport.errors import UserError
-from snapexport.serving.dynamo.options import require_installed
+from snapexport.serving.dynamo.up import require_installed
 try:
     require_installed()
 except UserError as error:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from snapexport.contract.memory import spelled
 from snapexport.errors import UserError
-from snapexport.measure.bench.tables import Table
+from snapexport.measure.bench.results import Table
 from snapexport.measure.bench.turns import RATES, Row
 from tools.studies.speed.experiments import EXPERIMENTS
 from tools.studies.speed.record import read

@@ -7,8 +7,7 @@ from typing import Any
 
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.files.dtypes import DType
-from snapexport.measure.bench.results import Summary
-from snapexport.measure.bench.tables import Table
+from snapexport.measure.bench.results import Summary, Table
 from snapexport.measure.bench.turns import Row
 from snapexport.vault import CHECKPOINT
 from tools.studies.speed import checkpoints

@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from snapexport.vault.words import ALL_WORDS
+from snapexport.vault.prompts import ALL_WORDS
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 # The trainer stops by itself once every word of the corpus is one token.

@@ -1,9 +1,9 @@
 """Measures speed and memory: systems take turns in one run, and times are compared to rooflines.
 
-plan -> turns -> results (one JSON) -> tables
+plan -> turns -> results (one JSON, and tables)
 
-plan.py, speed.py       a given build: its options, an estimate, and what is measured
-systems.py, memory.py   the compared systems, and the memory of one in a process of its own
-costs.py, probes.py     a build's least work, and the machine's rates: the roofline
-tables.py               shows a results file; measure/plots.py draws it
+plan.py, speed.py     a given build: a checked plan, an estimate, and what is measured
+systems.py            the compared systems, and the memory of one in a process of its own
+costs.py, probes.py   a build's least work, and the machine's rates: the roofline
+results.py            a results file and its tables; measure/plots.py draws it
 """

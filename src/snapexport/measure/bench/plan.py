@@ -1,52 +1,20 @@
-"""Plans `snapexport bench BUILD`: its options, checked against the build, and an estimate.
+"""Plans `snapexport bench BUILD`: checks its options against the build, and estimates its time.
 
-The flags and defaults of the command line are made from `BenchOptions`.
+A chunk and a few decode steps are timed on this machine, as `snapexport eval` does too.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+
+import numpy as np
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.pieces import pieces_of
 from snapexport.errors import UserError
-from snapexport.measure.bench.probes import BenchBackend
 from snapexport.measure.bench.systems import SystemSpec
-from snapexport.measure.bench.turns import SHORT, Row
-from snapexport.measure.options import require
-from snapexport.measure.pace import Estimate, chunk_seconds, seconds_of, step_seconds
+from snapexport.measure.bench.turns import SHORT, Row, seconds_of
+from snapexport.measure.options import BenchOptions
 from snapexport.runtime.engine.batch_executor import BatchExecutor
-from snapexport.runtime.engine.openvino_options import Precision
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """Every choice of `snapexport bench`. None: chosen from the build.
-
-    contexts: tokens of the prompts. batches: active batch slots. decode_steps: timed steps in a
-    row, in each of `repeat` rounds. backend, precision, threads, prepack: as those of
-    `open_executor`.
-    """
-
-    contexts: tuple[int, ...] | None = None
-    batches: tuple[int, ...] | None = None
-    decode_steps: int = 16
-    repeat: int = 5
-    baseline: bool = False
-    backend: BenchBackend = "onnxruntime"
-    precision: Precision | None = None
-    threads: int | None = None
-    prepack: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require(self, contexts=1, batches=1, decode_steps=1, repeat=1, seed=0, threads=1)
-
-    @property
-    def running(self) -> dict[str, Any]:
-        """The backend and its settings: arguments of `open_executor`."""
-        names = "backend", "precision", "threads", "prepack"
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -114,6 +82,39 @@ def _require_positions(context: int, room: int, spec: SystemSpec) -> None:
         )
 
 
+_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """seconds: by the clock, on this machine. nbytes: of weights and caches, in memory at once."""
+
+    seconds: float
+    nbytes: int
+
+
+def chunk_seconds(executor: BatchExecutor, prompt_length: int) -> float:
+    """Seconds of a prompt's middle chunk: they grow with the chunks before it.
+
+    A prompt of one chunk, or of a single-shot build, is run whole.
+    """
+    work = pieces_of(prompt_length, executor.limits.prefill)
+    own = [piece for piece in work if not piece.only_votes]
+    prompt = [prompt_length % 97] * prompt_length
+    return seconds_of(lambda: executor.take(0, prompt, own[(len(own) - 1) // 2]))
+
+
+def step_seconds(executor: BatchExecutor, active: int) -> float:
+    """Seconds of a decode step of the first `active` batch slots, whose contents are lost."""
+    ones = np.ones(active, np.int64)
+
+    def steps() -> None:
+        for position in range(_STEPS):
+            executor.decode(ones, ones + position, ones)
+
+    return seconds_of(steps) / _STEPS
+
+
 def estimate(plan: Plan) -> Estimate:
     """Load one system after the other, and time them. Raises UserError."""
     weights = max(spec.costs.weights.nbytes for spec in plan.specs)
@@ -136,7 +137,7 @@ def _of_system(plan: Plan, spec: SystemSpec) -> float:
 
 def _at_context(plan: Plan, executor: BatchExecutor, context: int, decode: float) -> float:
     """All visits of a context: the longest one also warms up, and is where memory is measured."""
-    limits, rounds = executor.limits, plan.options.repeat
+    limits, rounds = executor.limits, plan.options.rounds
     chunks = sum(piece.cost for piece in pieces_of(context, limits.prefill)) / limits.prefill.chunk
     prefill = fill = chunk_seconds(executor, context) * chunks
     compression = 0.0

@@ -5,7 +5,7 @@ It has to wait, spin and prepack as an executor does: sessions have the runtime'
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import TensorSpec
 from snapexport.errors import needs_extra
 from snapexport.measure.bench.turns import Case, probe
-
-BenchBackend = Literal["onnxruntime", "openvino"]
-"""Backends on a CPU: the probes of the roofline run there."""
+from snapexport.measure.options import BenchBackend
 
 Arrays = dict[str, NDArray[Any]]
 

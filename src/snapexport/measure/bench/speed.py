@@ -11,12 +11,10 @@ from functools import partial
 import numpy as np
 
 from snapexport.contract.memory import in_mib
-from snapexport.measure.bench import memory
 from snapexport.measure.bench.plan import Plan
 from snapexport.measure.bench.probes import Bound, extracted_vote, run_vote
-from snapexport.measure.bench.results import Results
-from snapexport.measure.bench.systems import ExecutorSystem, SystemSpec
-from snapexport.measure.bench.tables import Column, Table, mib, ms, number, timing
+from snapexport.measure.bench.results import Column, Results, Table, mib, ms, number, timing
+from snapexport.measure.bench.systems import ExecutorSystem, SystemSpec, measure_memory
 from snapexport.measure.bench.turns import SHORT, Case, Group, Row, six_digits, timer
 
 KEEPS_ALL = "nothing is compressed: the full cache keeps everything"
@@ -30,7 +28,7 @@ def run(plan: Plan, results: Results, probes: Sequence[Case]) -> None:
     use = partial(fill_and_decode, plan.batches[0], plan.contexts[-1], steps, vocab_size)
     for done, spec in enumerate(plan.specs):
         results.progress("memory", done, len(plan.specs))
-        results.add("memory", _memory_row(spec, memory.measure(spec.name, spec.load, use)))
+        results.add("memory", _memory_row(spec, measure_memory(spec.name, spec.load, use)))
     systems = [spec.load() for spec in plan.specs]
     groups = [
         visit(plan, spec, system, context)
@@ -43,7 +41,7 @@ def run(plan: Plan, results: Results, probes: Sequence[Case]) -> None:
         groups += [_compression(plan, systems[0], vote, context) for context in plan.contexts]
     else:
         results.note(INSIDE_PREFILL if manifest.geometry.compresses else KEEPS_ALL)
-    results.measure("speed", groups, plan.options.repeat, probes)
+    results.measure("speed", groups, plan.options.rounds, probes)
 
 
 def fill_and_decode(

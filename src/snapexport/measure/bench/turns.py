@@ -6,14 +6,13 @@ medians, never means. Knows no system: a case brings its own clock.
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-
-from snapexport.measure.pace import seconds_of
 
 Row = dict[str, Any]
 Timed = Callable[[], float]
@@ -145,3 +144,10 @@ def spread(values: Sequence[float]) -> Row:
 def six_digits(value: float) -> float:
     """Six digits: more is noise, and hard to read."""
     return float(f"{value:.6g}")
+
+
+def seconds_of(action: Callable[[], object]) -> float:
+    """Run an action once, and return the seconds that it took."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start

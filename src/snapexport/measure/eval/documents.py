@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from snapexport.errors import UserError
 from snapexport.measure.eval.haystack import Prose
 from snapexport.measure.eval.sample import Ids, opening_ids
+from snapexport.runtime.requests.prompts import load_tokenizer
 
 SUFFIXES = (".txt", ".md", ".rst")
 """Files of a folder that are read; a file that is named itself may have any suffix."""
@@ -81,6 +82,14 @@ def lines_of(documents: Sequence[Document]) -> Prose:
         return (lines[i % len(lines)] for i in count(first))
 
     return prose
+
+
+def open_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a build. Raises UserError if it has none."""
+    tokenizer = load_tokenizer(directory)
+    if tokenizer is None:
+        raise UserError(f"{directory} has no tokenizer.json", "copy it from the checkpoint")
+    return tokenizer
 
 
 def passages(

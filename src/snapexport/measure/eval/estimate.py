@@ -11,15 +11,19 @@ from snapexport.contract.build_directory import graph_specs
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import planned_bytes, weights_bytes
 from snapexport.contract.pieces import Piece
+from snapexport.measure.bench.plan import Estimate, chunk_seconds, step_seconds
+from snapexport.measure.bench.turns import seconds_of
 from snapexport.measure.eval.grid import Grid
-from snapexport.measure.eval.open_graphs import OpenGraphs
+from snapexport.measure.eval.loaded_systems import OpenGraphs
 from snapexport.measure.eval.systems import System
-from snapexport.measure.pace import Estimate, chunk_seconds, seconds_of, step_seconds
 from snapexport.methods import table
 
 
 def estimate(grid: Grid) -> Estimate:
-    """Time two chunks and a few decode steps of the build. Raises UserError."""
+    """Time two chunks and a few decode steps of the build. Scratch memory is not counted.
+
+    Raises UserError.
+    """
     manifest, systems = grid.build.manifest, len(grid.systems)
     with closing(OpenGraphs(grid.options.running)) as graphs:
         executor = graphs.executor(grid.build)
@@ -33,7 +37,8 @@ def estimate(grid: Grid) -> Estimate:
     if 0 < decodes < systems:
         seconds += opened * _turns(grid) * systems
     copies = min(decodes, systems) + min(prefills, _windows(grid))
-    return Estimate(seconds, _bytes(grid) + copies * weights_bytes(manifest))
+    caches = sum(_cache_bytes(manifest, system) for system in grid.systems)
+    return Estimate(seconds, (1 + copies) * weights_bytes(manifest) + caches)
 
 
 def _turns(grid: Grid) -> int:
@@ -121,13 +126,6 @@ def _blocks(grid: Grid, system: System, tokens: int) -> int:
 
 def _chunks(grid: Grid, tokens: int) -> int:
     return math.ceil(tokens / grid.build.manifest.prefill_chunk)
-
-
-def _bytes(grid: Grid) -> int:
-    """Weights, and the caches of all systems. Scratch memory is not in it."""
-    manifest = grid.build.manifest
-    caches = (_cache_bytes(manifest, system) for system in grid.systems)
-    return weights_bytes(manifest) + sum(caches)
 
 
 def _cache_bytes(manifest: Manifest, system: System) -> int:

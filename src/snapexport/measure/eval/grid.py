@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from filecmp import cmp
 
-from tokenizers import Tokenizer
-
 import snapexport
 from snapexport.builder.derive import is_soft_capped, require_chunk
 from snapexport.contract.build_directory import Build
@@ -18,13 +16,12 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError, flag_of
 from snapexport.files.tokenizer_file import TOKENIZER
-from snapexport.measure.eval.documents import read_documents
-from snapexport.measure.eval.options import DEFAULT_TASKS, EvalOptions
+from snapexport.measure.eval.documents import open_tokenizer, read_documents
 from snapexport.measure.eval.requests import Requests, frame_of
 from snapexport.measure.eval.sample import as_it_is
 from snapexport.measure.eval.side_by_side import HasPrompt, is_measured
 from snapexport.measure.eval.systems import System, SystemMaker, typical_layer
-from snapexport.runtime.requests.prompts import load_tokenizer
+from snapexport.measure.options import DEFAULT_TASKS, EvalOptions
 from snapexport.vault import CHECKPOINT
 
 
@@ -86,7 +83,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     _require_fitting(build, lengths, draft)
     ring = max(system.ring for system in draft)
     requests = Requests(
-        _tokenizer(build),
+        open_tokenizer(build.directory),
         options,
         lengths,
         tuple(read_documents(options.documents)),
@@ -141,16 +138,6 @@ def _require_full(options: EvalOptions) -> None:
             "--documents compares caches with the full one, which --policies lacks",
             f"use --policies full {' '.join(options.policies)}",
         )
-
-
-def _tokenizer(build: Build) -> Tokenizer:
-    tokenizer = load_tokenizer(build.directory)
-    if tokenizer is None:
-        raise UserError(
-            f"{build.directory} has no tokenizer.json, which eval needs",
-            "copy it from the checkpoint",
-        )
-    return tokenizer
 
 
 def _default_length(own: CacheGeometry, model: ModelFacts) -> int:

@@ -13,7 +13,7 @@ from string import ascii_lowercase, ascii_uppercase
 from uuid import UUID
 
 from snapexport.measure.eval.sample import Task, Text
-from snapexport.vault.words import ADJECTIVES, KEYS, VALUES
+from snapexport.vault.prompts import ADJECTIVES, KEYS, VALUES
 
 VARIABLE_LETTERS = 5
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
@@ -197,15 +197,15 @@ class HaystackTask(Task):
 
     def texts(self, seed: int, depth: float | None) -> Callable[[int], Text]:
         """The text of a seed by its number of noise lines."""
-        return Layout(self._drawn(seed), f"{self.name} {seed} places", depth).text
+        return Layout(self._draw_haystack(seed), f"{self.name} {seed} places", depth).text
 
     def noise(self, seed: int) -> Iterator[str]:
-        return self._drawn(seed).noise
+        return self._draw_haystack(seed).noise
 
     def excerpt(self) -> str:
-        hay = self._drawn(seed=0)
+        hay = self._draw_haystack(seed=0)
         lines = chain((hay.intro,), hay.needles, islice(hay.noise, 16), (hay.closing,))
         return "".join(lines) + hay.question + hay.reference
 
-    def _drawn(self, seed: int) -> Haystack:
+    def _draw_haystack(self, seed: int) -> Haystack:
         return self.haystack(Draws(self.name, seed, self.prose))

@@ -94,7 +94,7 @@ def measure(grid: Grid, loaded: LoadedSystems, steps: int = 64) -> list[HitRate]
         sample = grid.requests.sample(cell)
         prompt = grid.requests.request(sample, cell, "aware").prompt
         votes = [
-            Vote(system.geometry, _kept(llm, prompt), rate)
+            Vote(system.geometry, _vote(llm, prompt), rate)
             for system, llm, rate in zip(voting, llms, rates, strict=True)
         ]
         _watch(sample, prompt, watcher, votes, steps)
@@ -114,7 +114,7 @@ def _spread(cells: list[Cell], count: int) -> list[Cell]:
     return [cells[(2 * i + 1) * len(cells) // (2 * count)] for i in range(count)]
 
 
-def _kept(llm: LLM, prompt: Sequence[int]) -> list[Counts]:
+def _vote(llm: LLM, prompt: Sequence[int]) -> list[Counts]:
     llm.generate([prompt], SamplingParams(max_tokens=1))
     kept = llm.executor.topk_positions()
     assert kept is not None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from snapexport.errors import UserError
-from snapexport.measure.eval.options import ABLE
+from snapexport.measure.options import ABLE
 
 JOURNAL = "samples.jsonl"
 _CACHE = "system", "slots", "length"
@@ -120,7 +120,7 @@ class Journal:
         if self._path.is_file():
             self._read(fingerprint)
         elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise UserError(f"{directory} exists, and isn't an evaluation", "choose another --out")
+            raise UserError(f"{directory} exists, and holds no evaluation", "choose another --out")
         else:
             directory.mkdir(parents=True, exist_ok=True)
 

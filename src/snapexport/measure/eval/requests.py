@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.measure.eval.documents import Document, Passage, lines_of, manual, passages
-from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.sample import Frame, Sample, Task, Text, as_it_is, continuing_ids
 from snapexport.measure.eval.tasks import TASKS, filler, tasks_in
+from snapexport.measure.options import EvalOptions
 from snapexport.runtime.chat import template_files
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 

@@ -120,7 +120,7 @@ class Evaluation:
         }
         read_back: dict[str, Any] = json.loads(json.dumps(report))  # lists instead of tuples
         if self.out:
-            write_whole(self.out / REPORT, _in_lines(read_back))
+            write_whole(self.out / REPORT, json.dumps(read_back, indent=1) + "\n")
         return read_back
 
 
@@ -198,17 +198,6 @@ def _answers(
             completion.text,
             sample.reference,
         )
-
-
-def _in_lines(report: Mapping[str, Any]) -> str:
-    """The report as JSON, with a line for each row of its lists."""
-    return "{" + ",\n".join(f"{json.dumps(key)}: {_rows(report[key])}" for key in report) + "}\n"
-
-
-def _rows(value: Any) -> str:
-    if isinstance(value, list) and value:
-        return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
-    return json.dumps(value)
 
 
 def _options(grid: Grid) -> dict[str, Any]:

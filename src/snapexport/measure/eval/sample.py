@@ -262,5 +262,5 @@ def _spelling_error(tokenizer: Tokenizer, task: str) -> UserError:
         f"the tokenizer can't spell the task '{task}': its text changes by encoding and decoding",
         f"tasks it can spell: {', '.join(names)}"
         if names
-        else "it can spell none: see whether it is the checkpoint's own tokenizer.json",
+        else "it can spell none: check that it is the checkpoint's own tokenizer.json",
     )

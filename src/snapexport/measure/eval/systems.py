@@ -102,10 +102,10 @@ class SystemMaker:
     def _system(self, name: str, slots: int | None) -> System:
         policy, changes = _parse(name)
         in_blocks = changes.pop("prefill", None) == "blocks"
-        choices = (self._inherited(policy, slots, changes) if slots else {}) | changes
+        choices = (self._inherit(policy, slots, changes) if slots else {}) | changes
         choices = self._without_other_queries(choices) | changes
         try:
-            choices |= {"L_max": self.L_max, "policy": policy, "extend": in_blocks}
+            choices |= {"L_max": self.L_max, "policy": policy} | vars(table.in_blocks(in_blocks))
             options = BuildOptions.of(model="", out=Path(), **choices)
             geometry = options.geometry(self.model, like=self.own)
         except UserError as error:
@@ -136,7 +136,7 @@ class SystemMaker:
         of_traces = [one.name for one in fields(kind) if _of_traces(kind, one.name)] if kind else []
         return kept | dict.fromkeys(of_traces, Path("traces"))
 
-    def _inherited(self, policy: Policy, slots: int, changes: Choices) -> Choices:
+    def _inherit(self, policy: Policy, slots: int, changes: Choices) -> Choices:
         """The build's choices in a cache of `slots`, without those that either policy fixes."""
         own = typical_layer(self.own, self.model)
         votes = own.K > 0 and policy != "streaming"

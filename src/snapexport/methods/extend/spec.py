@@ -75,6 +75,17 @@ EXTEND = Method(
     parts=("surgery", "run"),
     is_on=_is_on,
     options=ExtendOptions,
+    run_flags={
+        "prefill": "chunks: into a cache of full length, compressed at the end; blocks: onto the "
+        "compressed cache, beyond L_max too; for builds made with --extend",
+        "parked_rows": "prompts whose compressed caches are kept for the next turn of a "
+        "conversation; for builds made with --extend",
+        "parked_dir": "folder where these caches are written too, and found again after a restart",
+        "parked_dir_bytes": "most bytes in that folder",
+        "compress_every": "compress an answer whenever it has grown by N tokens; 0: never; for "
+        "builds made with --extend",
+    },
+    in_blocks=ExtendOptions(extend=True),
     rules=(Rule(flag("extend"), FULL, _ONE_FORM, LEAVE_OUT),),
     run_rules=tuple(
         Rule(choice, _WITHOUT, "it has no extend.onnx", "build it again with --extend")

@@ -133,6 +133,7 @@ HEAD_BUDGETS = Method(
     is_on=lambda geometry, options: bool(geometry.slots.head_groups),
     options=HeadBudgetOptions,
     budget=BUDGET,
+    budget_help="K of each KV head, by --head-budget",
     reshape=reshape,
     rules=_RULES,
     facts=facts,

@@ -36,6 +36,7 @@ class SeveralTokensOptions(MethodOptions):
         "tokens, found in the prompt and in the output (default: 1)",
         "",
         recorded=False,
+        planned=False,
     )
 
     def __post_init__(self) -> None:
@@ -77,6 +78,7 @@ SEVERAL_TOKENS = Method(
     is_on=lambda geometry, options: geometry.steps.several,
     options=SeveralTokensOptions,
     step_tokens=lambda options: options.of(SeveralTokensOptions).tokens_per_step,
+    run_flags={"speculates": "draft no tokens; for builds made with --tokens-per-step"},
     rules=(
         Rule(
             CHOICE,
@@ -87,6 +89,7 @@ SEVERAL_TOKENS = Method(
         Rule(CHOICE, RANKS, ""),
     ),
     facts=facts,
+    report=lambda geometry, options: facts(geometry),
     tensors=tensors,
     kinds=(
         GraphKind(

@@ -38,14 +38,13 @@ from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.requests.request import Request
 from snapexport.serving.dynamo import frontend, handover
-from snapexport.serving.dynamo.decode import METRICS, Fetcher, Landed, Moved
 from snapexport.serving.dynamo.frontend import Chunk, chunk_of, only_chunk
-from snapexport.serving.dynamo.options import WorkerOptions
-from snapexport.serving.dynamo.prefill import Lender
+from snapexport.serving.dynamo.transfer import METRICS, Fetcher, Landed, Lender, Moved
 from snapexport.serving.dynamo.transport import FetchError, Transport
-from snapexport.serving.failures import CANCELLED, FailureCode, GenerationError
 from snapexport.serving.model import Model, require_tokenizer
+from snapexport.serving.options import WorkerOptions
 from snapexport.serving.streams import Stream
+from snapexport.serving.worker import CANCELLED, FailureCode, GenerationError
 
 MODES: dict[Role, DisaggregationMode] = {
     "both": DisaggregationMode.AGGREGATED,
@@ -70,9 +69,7 @@ class SnapexportEngine(LLMEngine):
     def __init__(self, options: WorkerOptions) -> None:
         """Load the build. Raises UserError."""
         self._options = options
-        self._model = Model.load(
-            options, _LOG.error, request_seconds=options.request_seconds, role=options.role
-        )
+        self._model = Model.load(options, _LOG.error, request_seconds=options.request_seconds)
         self._streams = self._model.streams
         self._active: dict[str, Stream] = {}
         self._moved = Moved.by(Manifest.read(options.build))
@@ -141,7 +138,7 @@ class SnapexportEngine(LLMEngine):
             async for delta in await stack.enter_async_context(
                 aclosing(self._streams.outputs(stream))
             ):
-                output = landed.seen(delta) if landed else delta
+                output = landed.complete(delta) if landed else delta
                 count += len(output.token_ids)
                 chunk = chunk_of(output, length, count, self._model.text_of)
                 if output.row and self._lender:
@@ -158,7 +155,7 @@ class SnapexportEngine(LLMEngine):
         if self._fetcher:
             handed_over = handover.read(_handed_over(given))
             landed = await stack.enter_async_context(
-                self._fetcher.landed(handed_over, request, partial(_require_wanted, context))
+                self._fetcher.land(handed_over, request, partial(_require_wanted, context))
             )
             request = landed.request
         elif self._lender and not is_probe(given):

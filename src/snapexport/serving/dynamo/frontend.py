@@ -9,8 +9,7 @@ from typing import Any
 from snapexport.errors import UserError
 from snapexport.runtime.requests.request import OutputDelta, Request, SamplingParams, TokenLogprobs
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
-from snapexport.serving.model import Model
-from snapexport.serving.token_text import LEAST, TokenText
+from snapexport.serving.model import LEAST, Model, TokenText
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "n": (1,),

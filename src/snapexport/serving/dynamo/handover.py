@@ -31,7 +31,7 @@ from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import Buffer
 from snapexport.runtime.engine.rows import Device
 from snapexport.runtime.requests.request import TokenLogprobs
-from snapexport.serving.token_text import LEAST
+from snapexport.serving.model import LEAST
 
 _Natural = Annotated[int, Field(ge=0, lt=1 << 63)]
 _Token = Annotated[int, Field(ge=0, lt=1 << 32)]
@@ -50,20 +50,20 @@ class Logprob(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     logprob: float
-    top_tokens: list[_Token]
-    top_logprobs: list[float]
+    likeliest: list[_Token]
+    likeliest_logprobs: list[float]
 
     @classmethod
     def of(cls, token: TokenLogprobs) -> "Logprob":
         return cls(
             logprob=max(token.logprob, LEAST),
-            top_tokens=[other for other, _ in token.top],
-            top_logprobs=[max(logprob, LEAST) for _, logprob in token.top],
+            likeliest=[other for other, _ in token.top],
+            likeliest_logprobs=[max(logprob, LEAST) for _, logprob in token.top],
         )
 
     def as_of(self, token: int) -> TokenLogprobs:
         """The same, for the runtime."""
-        pairs = zip(self.top_tokens, self.top_logprobs, strict=False)
+        pairs = zip(self.likeliest, self.likeliest_logprobs, strict=False)
         return TokenLogprobs(token, self.logprob, tuple(pairs))
 
 
@@ -191,7 +191,7 @@ class LandingRows:
             self._free.put_nowait(row)
 
     @asynccontextmanager
-    async def borrowed(
+    async def borrow(
         self, every: float, meanwhile: Callable[[], Awaitable[None]]
     ) -> AsyncIterator["Borrowed"]:
         """Lend one. meanwhile: called after each `every` seconds of waiting."""

@@ -86,7 +86,7 @@ class Transport:
         try:
             self._agent.send_notif(remote, text)
         except _ERRORS as error:
-            raise self._gone(metadata, error) from error
+            raise self._forget(metadata, error) from error
 
     async def fetch(self, given: HandOver, landing: Landing) -> None:
         """Read a row, and its stamp after it. Raises FetchError."""
@@ -99,7 +99,7 @@ class Transport:
                 remote, Spans("cpu", (landing.stamp_span,)), Spans("cpu", (given.stamp,))
             )
         except _ERRORS as error:
-            raise self._gone(given.agent, error) from error
+            raise self._forget(given.agent, error) from error
         if landing.stamp[0] != given.lease:
             raise FetchError("the prefill worker gave the prompt's row up before it was fetched")
 
@@ -137,7 +137,7 @@ class Transport:
             self._remotes[metadata] = name if isinstance(name, str) else name.decode()
         return self._remotes[metadata]
 
-    def _gone(self, metadata: str, error: Exception) -> FetchError:
+    def _forget(self, metadata: str, error: Exception) -> FetchError:
         """Forget an agent that does not answer."""
         if name := self._remotes.pop(metadata, None):
             try:

@@ -1,9 +1,10 @@
-"""Starts a Dynamo cluster on this machine: a frontend and workers, for a first hour.
+"""Starts a Dynamo cluster on this machine, if Dynamo is installed: a frontend and workers.
 
 They find each other through a folder, and listen only on loopback. All of them end with this
 process. Clusters of several machines are started by their own means, a worker at a time.
 """
 
+import importlib.util
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.serving.dynamo.options import ClusterOptions, require_installed
+from snapexport.serving.options import ClusterOptions
 from snapexport.serving.process import Addresses, answers, free_port, leash
 
 HOST = "127.0.0.1"
@@ -29,6 +30,28 @@ STOP_SECONDS = 45.0
 _LOG_LINES = 15
 _SYSTEM_PORTS = 1 << 15
 """Dynamo reads DYN_SYSTEM_PORT as a signed number of 16 bits."""
+
+
+PACKAGES = {
+    "dynamo._core": "ai-dynamo-runtime",
+    "dynamo.common.backend": "ai-dynamo",
+    "nixl": "nixl",
+}
+WHOLE = "pip install 'snapexport[cpu,dynamo]' && pip install --no-deps ai-dynamo nixl nixl-cu13"
+
+
+def require_installed() -> None:
+    """Raise UserError for a package that is missing."""
+    for module, package in PACKAGES.items():
+        if not _is_there(module):
+            raise UserError(f"the package '{package}' is not installed", WHOLE)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
 
 
 @dataclass(frozen=True)
@@ -192,11 +215,7 @@ def _answers_request(model: str, port: int) -> bool:
     request = urllib.request.Request(
         f"http://{HOST}:{port}/v1/completions", body, {"content-type": "application/json"}
     )
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    return answers(request, seconds=30)
 
 
 def _text(options: ClusterOptions, addresses: Addresses, members: list[Member]) -> str:

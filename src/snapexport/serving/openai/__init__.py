@@ -2,8 +2,7 @@
 
     api       the routes, and /openapi.json
     requests  bodies to the runtime's requests
-    http/     server       binds, listens, drains on signals
-              connections  bounds their number, and the times that clients take
+    http/     connections  bounds their number, and the times that clients take
               access       who may enter, the log, request ids
               errors       exceptions to answers
               health       whether the model answers

@@ -55,12 +55,12 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-class Turns:
+class BoundedThreads:
     """Threads, and a bounded queue for them."""
 
     def __init__(self, threads: int, most: int) -> None:
         """most: runs and waits at the same time; more is refused."""
-        self._threads = ThreadPoolExecutor(threads, "snapexport-turns")
+        self._threads = ThreadPoolExecutor(threads, "snapexport-read")
         self._most = most
         self._inside = 0
 
@@ -69,7 +69,7 @@ class Turns:
     ) -> Result:
         """The result of the work. Raises ApiError if too much waits already."""
         if self._inside >= self._most:
-            message = f"{self._most} requests are read already: try again later"
+            message = f"{self._most} requests are being read already: try again later"
             raise ApiError(503, message, code="unavailable")
         self._inside += 1
         try:
@@ -141,15 +141,23 @@ class Api:
     access: Access = field(default_factory=Access)
     gate: Gate = field(default_factory=Gate)
     bodies: BodyReader = field(default_factory=BodyReader)
-    compilers: Turns = field(default_factory=lambda: Turns(PROCESSES, MOST_READ))
+    compilers: BoundedThreads = field(default_factory=lambda: BoundedThreads(PROCESSES, MOST_READ))
     """Of grammars: one that takes long delays no request without."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def app(self) -> ASGIApp:
         """The application, for any ASGI server."""
+        generating = [
+            self._post(each.path, self._answer, each, BoundedThreads(each.readers, MOST_READ))
+            for each in self.endpoints
+        ]
+        computing = [
+            self._post(each.path, self._compute, each, BoundedThreads(1, MOST_READ))
+            for each in self.utilities
+        ]
         routes = [
-            *map(self._route, self.endpoints),
-            *map(self._utility_route, self.utilities),
+            *generating,
+            *computing,
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
             Route("/health", self._health),
@@ -158,19 +166,14 @@ class Api:
         ]
         return self.access.guard(Starlette(routes=routes, exception_handlers=HANDLERS))
 
-    def _route(self, endpoint: Endpoint) -> Route:
-        answer = partial(self._answer, endpoint, Turns(endpoint.readers, MOST_READ))
-        return self._post(endpoint.path, answer)
-
-    def _utility_route(self, utility: Utility) -> Route:
-        answer = partial(self._compute, utility, Turns(1, MOST_READ))
-        return self._post(utility.path, answer)
-
-    def _post(self, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
+    def _post(self, path: str, answer: Callable[..., Awaitable[Response]], *given: object) -> Route:
+        """given: arguments of `answer` before the request."""
         counted = [Middleware(count_requests, gate=self.gate)]
-        return Route(path, answer, methods=["POST"], middleware=counted)
+        return Route(path, partial(answer, *given), methods=["POST"], middleware=counted)
 
-    async def _answer(self, endpoint: Endpoint, readers: Turns, request: Request) -> Response:
+    async def _answer(
+        self, endpoint: Endpoint, readers: BoundedThreads, request: Request
+    ) -> Response:
         body = await self.bodies.read(request, endpoint.body)
         await require_client(request)
         self._require(body.model)
@@ -187,12 +190,14 @@ class Api:
         first = await unless_gone(request, begin(outputs))
         return EventStream(events(writer, first, outputs, opened), outputs)
 
-    async def _compute(self, utility: Utility, turns: Turns, request: Request) -> Response:
+    async def _compute(
+        self, utility: Utility, threads: BoundedThreads, request: Request
+    ) -> Response:
         body = await self.bodies.read(request, utility.body)
         await require_client(request)
         if (name := getattr(body, "model", None)) is not None:
             self._require(name)
-        return JSONResponse(await turns.run(utility.compute, self.model, body))
+        return JSONResponse(await threads.run(utility.compute, self.model, body))
 
     async def _openapi(self, _: Request) -> Response:
         posts: dict[str, type[BaseModel]] = {each.path: each.body for each in self.endpoints}

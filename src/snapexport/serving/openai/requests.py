@@ -210,7 +210,7 @@ def count_input(model: Model, body: ResponsesRequest) -> dict[str, Any]:
 def _require_room(model: Model, body: RequestBody, prompts: int) -> None:
     most = min(MOST_ANSWERS, model.most_answers)
     if prompts * body.n > most:
-        raise invalid(f"one request may have {most} answers, prompts x n", "n")
+        raise invalid(f"a request may have at most {most} answers, prompts x n", "n")
 
 
 def _answers(body: RequestBody, request: Request) -> list[Request]:
@@ -226,24 +226,24 @@ def _params(model: Model, body: RequestBody, prompt_length: int) -> SamplingPara
     left = model.limits.positions - prompt_length + 1
     limit = body.token_limit or model.defaults.get("max_tokens") or body.default_tokens or left
 
-    def chosen(name: str) -> Any:
+    def choose(name: str) -> Any:
         own = getattr(body, name)
         return own if name in body.model_fields_set else model.defaults.get(name, own)
 
     with client_errors("min_tokens"):  # the other fields have their limits already
         params = SamplingParams(
             max_tokens=min(limit, left),
-            temperature=chosen("temperature"),
-            top_p=chosen("top_p"),
-            top_k=max(chosen("top_k"), 0),
+            temperature=choose("temperature"),
+            top_p=choose("top_p"),
+            top_k=max(choose("top_k"), 0),
             stop=tuple(body.stop),
             ignore_eos=body.ignore_eos,
             logprobs=body.top_logprobs_count,
             stop_token_ids=body.stop_token_ids,
             presence_penalty=body.presence_penalty,
             frequency_penalty=body.frequency_penalty,
-            repetition_penalty=chosen("repetition_penalty"),
-            min_p=chosen("min_p"),
+            repetition_penalty=choose("repetition_penalty"),
+            min_p=choose("min_p"),
             logit_bias=body.logit_bias or None,
             min_tokens=body.min_tokens,
             skip_special_tokens=body.skip_special_tokens,

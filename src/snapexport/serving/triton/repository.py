@@ -9,8 +9,14 @@ NAME/warmup/               README.md  Dockerfile  repository.json
 import importlib.resources
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
+from typing import Any
+
+from google.protobuf import text_format
+from google.protobuf.json_format import ParseDict
+from tritonclient.grpc import model_config_pb2 as schema
 
 import snapexport
 from snapexport.builder.staging import staged
@@ -18,22 +24,45 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import cache_bytes, spelled
 from snapexport.contract.targets import capabilities
-from snapexport.errors import UserError, needs_extra
+from snapexport.errors import UserError
 from snapexport.files.copying import copy_file
 from snapexport.runtime.requests.scheduler import Scheduler
 from snapexport.serving.options import RepositoryOptions
-from snapexport.serving.triton.interface import BUILD, MODEL_FILE, VERSION, Device
+from snapexport.serving.triton.interface import (
+    BUILD,
+    INPUTS,
+    MODEL_FILE,
+    OUTPUTS,
+    VERSION,
+    Device,
+    Tensor,
+)
 
 RECORD = "repository.json"
 """Record of what was written, from which build. --overwrite replaces only directories with it."""
 
 FILES = importlib.resources.files("snapexport.serving.triton") / "files"
 
+CONFIG = "config.pbtxt"
+WARMUP = "warmup"
+"""The folder of a warm-up's values."""
+WARMUP_FILES = {
+    "max_tokens": (2).to_bytes(4, "little"),
+    "ignore_eos": b"\x01",
+}
+"""Values of the warm-up's inputs in Triton's form. Its prompt is zeros, which Triton makes."""
+
+_MODEL = """\
+# The model's code is in the package snapexport.
+
+from snapexport.serving.triton.models import {model} as TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
+"""
+
 
 def write_repository(options: RepositoryOptions) -> Path:
     """Write `options.out` atomically. Raises UserError."""
-    with needs_extra("triton"):
-        from snapexport.serving.triton import model_config
     build = Build.open(options.build)
     device = _device(options, build.manifest)
     build.require_run(command="triton", placed_on=device, threads=options.threads)
@@ -43,17 +72,15 @@ def write_repository(options: RepositoryOptions) -> Path:
         streaming = out / options.model_name
         longest = build.manifest.geometry.longest_prompt
         warmup_tokens = min(build.manifest.prefill_chunk + 1, longest)
-        config = model_config.streaming(
-            options.model_name, device, _parameters(options), warmup_tokens
-        )
-        _write_model(streaming, config, "model.py")
+        config = streaming_config(options.model_name, device, _parameters(options), warmup_tokens)
+        _write_model(streaming, config, "StreamingModel")
         _place_build(build.directory, streaming / VERSION / BUILD, options.copy)
-        _write_warmup(streaming / model_config.WARMUP, model_config.WARMUP_FILES)
+        _write_warmup(streaming / WARMUP)
         # The unary model may forward as many requests as fit.
         room = build.manifest.batch + options.max_pending
         parameters = {"model": options.model_name, "max_requests": str(room)}
-        config = model_config.unary(options.unary_name, parameters)
-        _write_model(out / options.unary_name, config, "unary_model.py")
+        config = unary_config(options.unary_name, parameters)
+        _write_model(out / options.unary_name, config, "UnaryModel")
         _write_template(out, "README.md", _readme_values(options, build.manifest, device))
         _write_template(out, "Dockerfile", _dockerfile_values(build.manifest))
         _write_record(out, options)
@@ -85,15 +112,16 @@ def _parameters(options: RepositoryOptions) -> dict[str, str]:
     return {key: str(value) for key, value in given.items() if value is not None}
 
 
-def _write_model(directory: Path, config: str, file: str) -> None:
+def _write_model(directory: Path, config: str, model: str) -> None:
+    """model: the name of its class."""
     (directory / VERSION).mkdir(parents=True)
-    (directory / "config.pbtxt").write_text(config)
-    (directory / VERSION / MODEL_FILE).write_text((FILES / file).read_text())
+    (directory / CONFIG).write_text(config)
+    (directory / VERSION / MODEL_FILE).write_text(_MODEL.format(model=model))
 
 
-def _write_warmup(directory: Path, files: dict[str, bytes]) -> None:
+def _write_warmup(directory: Path) -> None:
     directory.mkdir()
-    for name, content in files.items():
+    for name, content in WARMUP_FILES.items():
         (directory / name).write_bytes(content)
 
 
@@ -154,3 +182,52 @@ def _require_plain(build: Path) -> None:
     for path in build.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise UserError(f"{path} is neither a file nor a folder", "remove it from the build")
+
+
+def streaming_config(
+    name: str, device: Device, parameters: Mapping[str, str], warmup_tokens: int
+) -> str:
+    """The model that holds the build: decoupled, since a request may have many answers."""
+    own = {
+        "model_transaction_policy": {"decoupled": True},
+        "model_warmup": [_warmup(warmup_tokens)],
+    }
+    return _text(_python_model(name, device, parameters) | own)
+
+
+def unary_config(name: str, parameters: Mapping[str, str]) -> str:
+    """The unary model, which forwards requests to the streaming model."""
+    return _text(_python_model(name, "cpu", parameters))
+
+
+def _text(config: Mapping[str, Any]) -> str:
+    return str(text_format.MessageToString(ParseDict(config, schema.ModelConfig())))
+
+
+def _python_model(name: str, device: Device, parameters: Mapping[str, str]) -> dict[str, Any]:
+    gpus = [0] if device == "gpu" else []
+    return {
+        "name": name,
+        "backend": "python",
+        "max_batch_size": 1,
+        "input": [{"name": given.name, "optional": True} | _shape(given) for given in INPUTS],
+        "output": [{"name": output.name} | _shape(output) for output in OUTPUTS],
+        "instance_group": [{"kind": f"KIND_{device.upper()}", "count": 1, "gpus": gpus}],
+        "parameters": {key: {"string_value": value} for key, value in parameters.items()},
+    }
+
+
+def _shape(tensor: Tensor) -> dict[str, Any]:
+    return {"data_type": f"TYPE_{tensor.dtype}", "dims": list(tensor.dims)}
+
+
+def _warmup(tokens: int) -> dict[str, Any]:
+    """A warm-up request of a prompt and two decoded tokens: prefill, compress and decode run.
+
+    `serving.warm_up` runs the other decode graphs.
+    """
+    inputs = {"input_ids": {"data_type": "TYPE_INT32", "dims": [tokens], "zero_data": True}}
+    for tensor in INPUTS:
+        if tensor.name in WARMUP_FILES:
+            inputs[tensor.name] = {**_shape(tensor), "input_data_file": tensor.name}
+    return {"name": "prefill_and_decode", "batch_size": 1, "count": 1, "inputs": inputs}

@@ -20,7 +20,7 @@ async def turns() -> None:
 
 
 async def hold(rows: LandingRows, lent: list[Landing], until: asyncio.Event) -> None:
-    async with rows.borrowed(60, nothing) as loan:
+    async with rows.borrow(60, nothing) as loan:
         lent.append(loan.row)
         await until.wait()
 
@@ -42,10 +42,10 @@ async def test_cancelled_borrower_gives_its_row_back_once() -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    async with rows.borrowed(60, nothing) as loan:
+    async with rows.borrow(60, nothing) as loan:
         loan.give_back()
     assert [loan.row] == lent
-    async with rows.borrowed(60, nothing):
+    async with rows.borrow(60, nothing):
         assert await waited(rows)  # the second return added no second row
 
 
@@ -56,14 +56,14 @@ async def waited(rows: LandingRows) -> bool:
         raise TimeoutError("still waiting")
 
     with suppress(TimeoutError):
-        async with rows.borrowed(0.01, stop):
+        async with rows.borrow(0.01, stop):
             return False
     return True
 
 
 async def test_replaced_row_is_lent_no_more() -> None:
     rows, fresh = LandingRows([Landing(())]), Landing(())
-    async with rows.borrowed(60, nothing) as loan:
+    async with rows.borrow(60, nothing) as loan:
         loan.replace(fresh)
-    async with rows.borrowed(60, nothing) as loan:
+    async with rows.borrow(60, nothing) as loan:
         assert loan.row is fresh

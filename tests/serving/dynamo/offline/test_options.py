@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.cli.app import main
-from snapexport.serving.dynamo.options import WorkerOptions
+from snapexport.serving.options import WorkerOptions
 from tests.serving.dynamo.needed import IS_INSTALLED
 
 
@@ -13,17 +13,17 @@ from tests.serving.dynamo.needed import IS_INSTALLED
     ("words", "error"),
     [
         (["x.build", "--lease-seconds", "0"], "--lease-seconds 0.0 cannot be used"),
-        (["x.build", "--namespace", "a b"], "'a b' cannot be a namespace of Dynamo"),
-        (["x.build", "--component", "a.b"], "'a.b' cannot be a component of Dynamo"),
+        (["x.build", "--namespace", "a b"], "'a b' cannot be Dynamo's namespace"),
+        (["x.build", "--component", "a.b"], "'a.b' cannot be Dynamo's component"),
         (["x.build", "--chat-template", "none.jinja"], "none.jinja is not a file"),
-        (["up", "x.build", "--decode", "0"], "--decode 0 is too small"),
+        (["up", "x.build", "--decode", "0"], "--decode 0 is below 1"),
         (["up", "x.build", "--port", "70000"], "--port 70000 cannot be used"),
         (["x.build", "--decode", "2"], "a cluster's --decode is not supported for a single worker"),
         (
             ["up", "x.build", "--role", "prefill"],
             "a worker's --role is not supported by `snapexport dynamo up`",
         ),
-        (["down", "x.build"], "down is not known here"),
+        (["down", "x.build"], "'down' is not a command"),
     ],
 )
 def test_bad_flags_are_refused(

@@ -8,13 +8,13 @@ import pytest
 from snapexport.errors import UserError
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
-from snapexport.serving.triton.backend.tensors import Inputs, read
 from snapexport.serving.triton.interface import (
     CODE_IN_MESSAGE,
     OUTPUT_NAMES,
     TIMEOUT,
     code_and_message,
 )
+from snapexport.serving.triton.tensors import Inputs, read
 
 
 def values(**given: Any) -> dict[str, Any]:

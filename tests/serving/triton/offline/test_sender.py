@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from snapexport.runtime.requests.request import OutputDelta, Request, SamplingParams
-from snapexport.serving.failures import Failure, GenerationError
 from snapexport.serving.streams import Stream
-from snapexport.serving.triton.backend.sender import Sender
-from snapexport.serving.triton.backend.tensors import Inputs
+from snapexport.serving.triton.sender import Sender
+from snapexport.serving.triton.tensors import Inputs
+from snapexport.serving.worker import Failure, GenerationError
 from tests.serving.process import SECONDS
 
 pytestmark = pytest.mark.anyio

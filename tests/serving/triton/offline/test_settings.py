@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.errors import UserError
-from snapexport.serving.triton.backend.settings import backend_of, read_options
+from snapexport.serving.triton.settings import backend_of, read_options
 
 
 def args(kind: str = "CPU", **parameters: str) -> dict[str, str]:
@@ -37,7 +37,7 @@ def test_parameters_become_options_and_tritons_own_are_left_out() -> None:
         (args(), "max_pending '': Field required"),
         (args(max_pending="some"), "max_pending 'some': Input should be a valid integer"),
         (args(max_pending="1", backend="tensorrt"), "backend 'tensorrt': Extra inputs"),
-        (args("MODEL", max_pending="1"), "no instance of kind MODEL"),
+        (args("MODEL", max_pending="1"), "instances of kind MODEL are not supported"),
     ],
 )
 def test_settings_refuse_wrong_parameters_and_kinds(given: dict[str, str], message: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.bench.tables import Column, Table, ms, number
+from snapexport.measure.bench.results import Column, Table, ms, number
 from snapexport.measure.bench.turns import Row, six_digits
 from tools.studies.speed.deployment_load import idle_cores, measured, warm_up
 from tools.studies.speed.deployments import Deployment, dynamo_versions, running

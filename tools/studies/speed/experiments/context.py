@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from snapexport.measure.bench.tables import Table, of_roofline
+from snapexport.measure.bench.results import Table, of_roofline
 from snapexport.measure.bench.turns import Case, Row, six_digits, spread
 from tools.studies.speed.filled import Step, measure_steps
 from tools.studies.speed.record import Results, spread_ms

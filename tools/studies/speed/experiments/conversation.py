@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.measure.bench.tables import Column, Table, mib
+from snapexport.measure.bench.results import Column, Table, mib
 from snapexport.measure.bench.turns import Row, six_digits
 from snapexport.methods.extend.spec import ExtendOptions
 from snapexport.runtime.requests.llm import LLM

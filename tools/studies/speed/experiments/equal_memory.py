@@ -9,7 +9,7 @@ from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.memory import cache_bytes
 from snapexport.errors import UserError
 from snapexport.files.dtypes import CacheDType
-from snapexport.measure.bench.tables import Column, Table, of_roofline
+from snapexport.measure.bench.results import Column, Table, of_roofline
 from snapexport.measure.bench.turns import Row, six_digits
 from tools.studies.speed.filled import Step, measure_steps
 from tools.studies.speed.record import Results, spread_ms

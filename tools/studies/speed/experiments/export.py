@@ -13,7 +13,7 @@ from pathlib import Path
 
 from snapexport.builder.staging import scratch
 from snapexport.contract.memory import in_mib
-from snapexport.measure.bench.tables import Column, Table, mib
+from snapexport.measure.bench.results import Column, Table, mib
 from snapexport.measure.bench.turns import Row
 from tools.studies.speed import checkpoints
 from tools.studies.speed.record import Results

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from snapexport.measure.bench.tables import Column, Table
+from snapexport.measure.bench.results import Column, Table
 from snapexport.measure.bench.turns import Case, Row, singles, timer
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams

@@ -19,8 +19,8 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes
 from snapexport.contract.slots import LayerGeometry
 from snapexport.contract.targets import Target
-from snapexport.measure.bench import memory
-from snapexport.measure.bench.tables import Column, Table, mib
+from snapexport.measure.bench.results import Column, Table, mib
+from snapexport.measure.bench.systems import measure_memory
 from snapexport.measure.bench.turns import Row, singles, six_digits, timer
 from tools.studies.speed.filled import NOTE, FilledSystem
 from tools.studies.speed.naive import NaiveDecode, naive_step, repeat, ring_step
@@ -65,7 +65,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
                 "naive": partial(naive_step, build.directory, graph, setup.threads),
             }
             for update, load in loaders.items():
-                taken = memory.measure(update, load, partial(repeat, options.steps))
+                taken = measure_memory(update, load, partial(repeat, options.steps))
                 of_caches = {"update": update, "cache_bytes": cache_bytes(build.manifest).decode}
                 results.add("memory", labels | of_caches | taken)
 

@@ -14,7 +14,7 @@ import numpy as np
 from snapexport.contract.build_directory import Build
 from snapexport.contract.pieces import CHUNK, Piece
 from snapexport.measure.bench.costs import Costs
-from snapexport.measure.bench.tables import Column, Table
+from snapexport.measure.bench.results import Column, Table
 from snapexport.measure.bench.turns import Case, Row, singles, six_digits, timer
 from snapexport.runtime.engine.executor import Executor
 from tools.studies.speed.filled import fill_prompt

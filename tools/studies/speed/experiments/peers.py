@@ -16,7 +16,7 @@ import numpy as np
 
 from snapexport.builder.options import usual_chunk
 from snapexport.errors import UserError
-from snapexport.measure.bench.tables import Table
+from snapexport.measure.bench.results import Table
 from snapexport.measure.bench.turns import Case, Row, Timed, singles, six_digits
 from tools.studies.speed.peers import PLUGINS
 from tools.studies.speed.peers.process import PeerError, Scene, Variant, Worker

@@ -12,8 +12,8 @@ from typing import Any
 
 from snapexport.builder.staging import scratch
 from snapexport.errors import UserError
-from snapexport.measure.bench.memory import run_apart
-from snapexport.measure.bench.tables import Column, Table
+from snapexport.measure.bench.results import Column, Table
+from snapexport.measure.bench.systems import run_apart
 from snapexport.measure.bench.turns import Row, six_digits
 from tools.studies.speed.memory import peak
 from tools.studies.speed.record import Results

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from snapexport.measure.bench.memory import run_apart
-from snapexport.measure.bench.tables import Column, Table, mib
+from snapexport.measure.bench.results import Column, Table, mib
+from snapexport.measure.bench.systems import run_apart
 from snapexport.measure.bench.turns import Row
 from tools.studies.speed.memory import prepacked
 from tools.studies.speed.record import Results

@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from snapexport.measure.bench.tables import Table
+from snapexport.measure.bench.results import Table
 from snapexport.measure.bench.turns import Row, six_digits
 from tools.studies.speed.experiments import peers
 from tools.studies.speed.peers.process import Variant, Worker

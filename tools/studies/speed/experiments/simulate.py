@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from snapexport.errors import UserError
-from snapexport.measure.bench.tables import Column, Table, number
+from snapexport.measure.bench.results import Column, Table, number
 from snapexport.measure.bench.turns import Row, six_digits
 from tools.studies.speed.experiments.equal_memory import PAPER
 from tools.studies.speed.large_models import H200, MODELS, Published, Worker, workers

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from snapexport.contract.build_directory import Build
-from snapexport.measure.bench.tables import Table
+from snapexport.measure.bench.results import Table
 from snapexport.measure.bench.turns import (
     Case,
     Row,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from snapexport.builder import BuildOptions
 from snapexport.builder import run as run_build
 from snapexport.contract.build_directory import Build
-from snapexport.measure.bench.tables import Column, Table
+from snapexport.measure.bench.results import Column, Table
 from snapexport.measure.bench.turns import Case, Row, Timed, singles, six_digits
 from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.requests.llm import LLM

@@ -13,7 +13,7 @@ import numpy as np
 
 from snapexport.contract import names
 from snapexport.measure.bench.probes import open_session
-from snapexport.measure.bench.tables import Table
+from snapexport.measure.bench.results import Table
 from snapexport.measure.bench.turns import Case, Row, Timed, singles, timer
 from tools.studies.speed.experiments.host import SAMPLINGS, Running, TimedExecutor
 from tools.studies.speed.record import Results

@@ -233,11 +233,11 @@ class Conversation(Strict):
     def _check_tools(self) -> Self:
         names = [tool.function.name for tool in self.tools]
         if len(set(names)) < len(names):
-            raise ValueError("tools have two functions of one name")
+            raise ValueError("tools has two functions of one name")
         if self.tool_choice == "required" and not names:
             raise ValueError("tool_choice required needs tools")
         if not names_of(self.tool_choice) <= set(names):
-            raise ValueError("tool_choice names a function that tools do not have")
+            raise ValueError("tool_choice names a function that is not in tools")
         return self
 
     @property

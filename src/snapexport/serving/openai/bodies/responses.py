@@ -183,7 +183,7 @@ def _message(where: str, item: Mapping[str, Any]) -> Object:
         return {"role": "assistant", "reasoning_content": _text(f"{where}.content", parts)}
     if kind == "item_reference":
         raise invalid("responses are not stored: send the item itself", where, UNSUPPORTED)
-    raise _unsupported(where, kind, "messages, function calls, their outputs and reasoning")
+    raise _type_error(where, kind, "messages, function calls, their outputs and reasoning")
 
 
 def _text(where: str, content: Any) -> str:
@@ -199,7 +199,7 @@ def _texts(where: str, parts: Iterable[Any]) -> Iterable[str]:
         kind = part.get("type") if isinstance(part, dict) else None
         key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
         if key is None:
-            raise _unsupported(f"{where}.{index}", kind, "texts")
+            raise _type_error(f"{where}.{index}", kind, "texts")
         if not isinstance(part.get(key), str):
             raise invalid(f"{where}.{index}.{key} must be a text", where)
         yield part[key]
@@ -207,7 +207,7 @@ def _texts(where: str, parts: Iterable[Any]) -> Iterable[str]:
 
 def _tool(index: int, tool: Mapping[str, Any]) -> Object:
     if tool.get("type") != "function":
-        raise _unsupported(f"tools.{index}", tool.get("type"), "functions")
+        raise _type_error(f"tools.{index}", tool.get("type"), "functions")
     function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key)}
     if isinstance(tool.get("strict"), bool):
         function["strict"] = tool["strict"]
@@ -221,7 +221,7 @@ def _choice(choice: str | Mapping[str, Any]) -> str | Object:
         inner = {"mode": choice.get("mode"), "tools": [_choice(one) for one in choice["tools"]]}
         return {"type": "allowed_tools", "allowed_tools": inner}
     if choice.get("type") != "function":
-        raise _unsupported("tool_choice", choice.get("type"), "functions")
+        raise _type_error("tool_choice", choice.get("type"), "functions")
     return {"type": "function", "function": {"name": choice.get("name")}}
 
 
@@ -233,6 +233,6 @@ def _response_format(given: Object | None) -> Object | None:
     return {"type": kind, kind: {key: given[key] for key in given if key != "type"}}
 
 
-def _unsupported(where: str, kind: object, known: str) -> Exception:
+def _type_error(where: str, kind: object, known: str) -> Exception:
     what = f"{where}: the type {f'{kind}'[:40]!r} is not supported: the server knows {known}"
     return invalid(what, where, UNSUPPORTED)

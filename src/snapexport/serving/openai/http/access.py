@@ -66,17 +66,17 @@ class Access:
     def guard(self, app: ASGIApp) -> ASGIApp:
         """The application with these checks before it, and the log before both."""
 
-        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             """Refuse before any of the body is read."""
             error = self.problem(scope["method"], scope["path"], Headers(scope=scope))
-            answer: ASGIApp = app
             if error:
                 body = body_for(scope["path"], error)
-                answer = JSONResponse(body, error.status, error.headers)
-            await answer(scope, receive, send)
+                await JSONResponse(body, error.status, error.headers)(scope, receive, send)
+            else:
+                await app(scope, receive, send)
 
         # A browser asks whether it may send a request without the key of the request.
-        answering = name_requests(share_with(guarded, self.origins))
+        answering = name_requests(share_with(answer, self.origins))
         return log_requests(answering, self.log) if self.log else answering
 
     def problem(self, method: str, path: str, headers: Headers) -> ApiError | None:

@@ -57,7 +57,7 @@ class State(Enum):
     ANSWER = "our answer"
 
 
-class Crowd:
+class Connections:
     """The connections of one server, by what they wait for, in the order in which they began to."""
 
     def __init__(self, most: int) -> None:
@@ -92,9 +92,9 @@ class Crowd:
 class BoundedConnection(H11Protocol):
     """A connection of uvicorn's whose client has to hurry."""
 
-    def __init__(self, crowd: Crowd, **given: Any) -> None:
+    def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
-        self._crowd = crowd
+        self._connections = connections
         self._state: State | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -104,13 +104,13 @@ class BoundedConnection(H11Protocol):
         super().connection_made(transport)
         if hasattr(transport, "max_size"):
             transport.max_size = READ_BYTES
-        if self._crowd.has_room(self.loop.time()):
+        if self._connections.has_room(self.loop.time()):
             self._note_state()
         else:
             self._refuse(ApiError(503, "too many connections: try again later", code="unavailable"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._crowd.remove(self)
+        self._connections.remove(self)
         _cancel(self._head_timer)
         _cancel(self._unread_timer)
         super().connection_lost(exc)
@@ -145,7 +145,7 @@ class BoundedConnection(H11Protocol):
         if state is self._state or self.transport.is_closing():
             return
         self._state = state
-        self._crowd.move(self, state)
+        self._connections.move(self, state)
         _cancel(self._head_timer)
         if state is State.HEAD:
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
@@ -165,7 +165,7 @@ class BoundedConnection(H11Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer without the application, and close."""
-        self._crowd.remove(self)
+        self._connections.remove(self)
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()  # within an answer
             return
@@ -181,10 +181,10 @@ class BoundedConnection(H11Protocol):
         self.transport.close()
 
 
-def connections() -> Callable[..., BoundedConnection]:
+def connection_factory() -> Callable[..., BoundedConnection]:
     """Makes the connections of one server."""
-    crowd = Crowd(most_connections())
-    return lambda **given: BoundedConnection(crowd, **given)
+    connections = Connections(most_connections())
+    return lambda **given: BoundedConnection(connections, **given)
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from snapexport.errors import UserError
 from snapexport.runtime.requests.prompts import PromptTooLongError, TextTooLongError
-from snapexport.serving.failures import FailureCode, GenerationError
+from snapexport.serving.worker import FailureCode, GenerationError
 
 MOST_MESSAGE, MOST_PARAM = 600, 64
 """Characters of an error's texts. A client's value of a megabyte is not sent back to it."""

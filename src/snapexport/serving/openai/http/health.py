@@ -11,9 +11,9 @@ from typing import NoReturn
 
 from snapexport.errors import UserError
 from snapexport.runtime.requests.request import Request, SamplingParams
-from snapexport.serving.failures import GenerationError
 from snapexport.serving.openai.http.errors import ApiError
 from snapexport.serving.streams import Streams
+from snapexport.serving.worker import GenerationError
 
 FRESH_SECONDS = 5.0
 """Seconds for which an output counts as a sign of health."""
@@ -59,7 +59,7 @@ class Health:
         while failures < FAILURES:
             await asyncio.sleep(CHECK_SECONDS)
             if not self.streams.worker.is_running:
-                raise _end_error("the server has ended by itself")
+                raise _end_error("the model's thread has ended")
             failed = self.streams.needs_probe and await self._fails()
             failures = failures + 1 if failed else 0
         raise _end_error("the model no longer answers")

@@ -15,7 +15,7 @@ from typing import Any
 
 from snapexport.runtime.chat.parsers.parser import Content, Reasoning
 from snapexport.runtime.requests.request import OutputDelta, TokenLogprobs
-from snapexport.serving.model import Model
+from snapexport.serving.model import LEAST, Model, TokenText
 from snapexport.serving.openai.bodies.completions import RequestBody
 from snapexport.serving.openai.http.errors import ApiError
 from snapexport.serving.openai.requests import Prepared
@@ -26,13 +26,8 @@ from snapexport.serving.openai.writers.writer import (
     Object,
     Part,
     Usage,
-    WholeCall,
     Writer,
-    calls_of,
-    content_of,
-    reasoning_of,
 )
-from snapexport.serving.token_text import LEAST, TokenText
 
 
 def chat_logprobs(tokens: Iterable[TokenLogprobs], text_of: TokenText) -> dict[str, Any]:
@@ -207,23 +202,21 @@ class ChatWriter(ResponseWriter):
 
 def _message(parts: Sequence[Part]) -> Object:
     """A whole message. Beside calls, no content is null."""
-    content, reasoning, calls = content_of(parts), reasoning_of(parts), calls_of(parts)
-    message: Object = {
-        "role": "assistant",
-        "content": content if content or not calls else None,
-        "refusal": None,
-    }
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    calls: dict[int, Object] = {}
+    for part in parts:
+        if isinstance(part, CallHead):
+            function = {"name": part.name, "arguments": ""}
+            calls[part.index] = {"id": part.id, "type": "function", "function": function}
+        elif isinstance(part, CallPiece):
+            calls[part.index]["function"]["arguments"] += part.text
+    message: Object = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": _function(call)} for call in calls
-        ]
+        message |= {"content": content or None, "tool_calls": list(calls.values())}
     return message
-
-
-def _function(call: WholeCall) -> Object:
-    return {"name": call.name, "arguments": call.arguments}
 
 
 def _deltas(part: Part) -> list[Object]:

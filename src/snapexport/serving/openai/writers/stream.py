@@ -17,10 +17,10 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from snapexport.runtime.requests.request import OutputDelta
-from snapexport.serving.failures import GenerationError
 from snapexport.serving.openai.http.errors import from_generation
 from snapexport.serving.openai.writers.writer import Object, Writer
 from snapexport.serving.streams import Stream, Streams, join_deltas
+from snapexport.serving.worker import GenerationError
 
 MOST_WAITING = 64
 """Most outputs waiting for a slow client; beyond it the requests' streams are not read."""

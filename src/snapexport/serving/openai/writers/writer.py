@@ -105,15 +105,6 @@ CallPart = CallHead | CallPiece | CallEnd
 Part = Content | Reasoning | CallPart
 
 
-@dataclass(frozen=True, slots=True)
-class WholeCall:
-    """A call with all its arguments."""
-
-    id: str
-    name: str
-    arguments: str
-
-
 class Answer:
     """Reads the outputs of one answer."""
 
@@ -157,23 +148,3 @@ def _pieces(event: CallEvent) -> list[CallBegun | CallArguments | CallEnded]:
     if isinstance(event, Call):
         return [CallBegun(event.name), CallArguments(event.arguments), CallEnded(True)]
     return [event]
-
-
-def content_of(parts: Sequence[Part]) -> str:
-    """The joined content."""
-    return "".join(part.text for part in parts if isinstance(part, Content))
-
-
-def reasoning_of(parts: Sequence[Part]) -> str:
-    """The joined reasoning."""
-    return "".join(part.text for part in parts if isinstance(part, Reasoning))
-
-
-def calls_of(parts: Sequence[Part]) -> list[WholeCall]:
-    """The calls, with their pieces joined."""
-    heads = [part for part in parts if isinstance(part, CallHead)]
-    pieces: dict[int, list[str]] = {head.index: [] for head in heads}
-    for part in parts:
-        if isinstance(part, CallPiece):
-            pieces[part.index].append(part.text)
-    return [WholeCall(head.id, head.name, "".join(pieces[head.index])) for head in heads]

@@ -15,7 +15,7 @@ from snapexport.errors import UserError
 from snapexport.runtime.requests.prompts import Prompt
 from snapexport.runtime.requests.request import OutputDelta, SamplingParams, TokenLogprobs
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
-from snapexport.serving.token_text import TokenText
+from snapexport.serving.model import TokenText
 from snapexport.serving.triton.interface import OUTPUT_NAMES, PARAMETERS, TIMEOUT
 
 Values = Mapping[str, NDArray[Any]]

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from snapexport.serving.failures import CANCELLED, FailureCode, GenerationError
+from snapexport.serving.model import TokenText
 from snapexport.serving.streams import Stream, Streams, join_deltas
-from snapexport.serving.token_text import TokenText
-from snapexport.serving.triton.backend.tensors import Inputs, tensors
 from snapexport.serving.triton.interface import Code
+from snapexport.serving.triton.tensors import Inputs, tensors
+from snapexport.serving.worker import CANCELLED, FailureCode, GenerationError
 
 RUNNING_SECONDS = 0.01
 """Seconds between two looks for a running request's client: the request holds a batch slot."""

@@ -1,4 +1,4 @@
-"""The streaming model: Triton's initialize, execute and finalize, over a `Model` and a sender."""
+"""The two models of a repository: Triton's initialize, execute and finalize."""
 
 import asyncio
 import json
@@ -16,28 +16,37 @@ from snapexport.errors import UserError
 from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.request import Request
 from snapexport.serving.metrics import Observe
-from snapexport.serving.model import Model as ServedModel
-from snapexport.serving.model import run_every_decode
+from snapexport.serving.model import Model, run_every_decode
 from snapexport.serving.options import ModelOptions
 from snapexport.serving.streams import Stream
-from snapexport.serving.triton.backend import tensors
-from snapexport.serving.triton.backend.sender import Sender
-from snapexport.serving.triton.backend.settings import backend_of, read_options
-from snapexport.serving.triton.backend.tensors import Inputs
-from snapexport.serving.triton.backend.triton_port import (
+from snapexport.serving.triton import tensors
+from snapexport.serving.triton.interface import (
+    CODE_IN_MESSAGE,
+    code_and_message,
+)
+from snapexport.serving.triton.port import (
     EVERY_SECONDS,
     Publisher,
     TritonPort,
     parameters_of,
 )
+from snapexport.serving.triton.sender import Sender
+from snapexport.serving.triton.settings import (
+    UnaryParameters,
+    backend_of,
+    read_options,
+    read_parameters,
+)
+from snapexport.serving.triton.tensors import Inputs
+from snapexport.serving.worker import full
 
 READERS = 2
 """Threads that tokenize, since Triton calls `execute` one at a time and prompts may be long."""
 STOP_SECONDS = 5.0
 
 
-class Model:
-    """The class that model.py shows to Triton as TritonPythonModel."""
+class StreamingModel:
+    """The class that the model.py with the weights shows to Triton as TritonPythonModel."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the build and start the threads."""
@@ -61,10 +70,10 @@ class Model:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(STOP_SECONDS)
 
-    def load(self, options: ModelOptions, observe: Observe, backend: BackendName) -> ServedModel:
+    def load(self, options: ModelOptions, observe: Observe, backend: BackendName) -> Model:
         """Load the build."""
         log = triton.Logger.log_error
-        return ServedModel.load(options, log, observe=observe, backend=backend)
+        return Model.load(options, log, observe=observe, backend=backend)
 
     def _start(self, args: Mapping[str, str]) -> None:
         _require_usable(args)
@@ -141,3 +150,81 @@ def _require_usable(args: Mapping[str, str]) -> None:
             f"the model runs on GPU 0, not {args['model_instance_device_id']}",
             "write gpus: [ 0 ], and choose the GPU by the server's CUDA_VISIBLE_DEVICES",
         )
+
+
+class UnaryModel:
+    """One answer for each request, for clients without streams, which the other model refuses.
+
+    Holds no weights: it forwards requests to the streaming model through the server.
+    """
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Read the streaming model's name. It may not be loaded yet."""
+        try:
+            given = read_parameters(UnaryParameters, json.loads(args["model_config"]))
+        except UserError as error:
+            raise triton.TritonModelException(str(error)) from None
+        self._model, self._room = given.model, given.max_requests
+        self._threads = ThreadPoolExecutor(self._room)
+        self._places = threading.Semaphore(self._room)
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Forward each request in a thread of its own, which waits for the answer."""
+        for request in requests:
+            self._begin(request, TritonPort(request))
+
+    def finalize(self) -> None:
+        """Do nothing: Triton waits for all answers before it unloads a model."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, request: Any, port: TritonPort) -> None:
+        """Begin to answer, or refuse."""
+        if _streams(request):
+            port.fail(f"stream must be false here: {self._model} streams", "INVALID_ARG")
+            return
+        try:
+            forwarded = self._forward(request)
+        except Exception as error:  # such as a parameter of a kind that cannot be passed on
+            port.fail(f"the request cannot be passed on: {error}", "INVALID_ARG")
+            return
+        if self._places.acquire(blocking=False):
+            self._threads.submit(self._answer, forwarded, port)
+        else:
+            port.fail(full(self._room).message, "UNAVAILABLE")
+
+    def _forward(self, request: Any) -> Any:
+        return triton.InferenceRequest(
+            model_name=self._model,
+            requested_output_names=list(request.requested_output_names()),
+            inputs=request.inputs(),
+            timeout=request.timeout(),
+            parameters=parameters_of(request) | {CODE_IN_MESSAGE: True},
+        )
+
+    def _answer(self, forwarded: Any, port: TritonPort) -> None:
+        try:
+            _pass_on(forwarded, port)
+        except Exception as error:
+            triton.Logger.log_error(traceback.format_exc())
+            port.fail(str(error), "INTERNAL")
+        finally:
+            self._places.release()
+
+
+def _streams(request: Any) -> bool:
+    """Whether the request has stream true."""
+    stream = triton.get_input_tensor_by_name(request, "stream")
+    return stream is not None and bool(stream.as_numpy().any())
+
+
+def _pass_on(forwarded: Any, port: TritonPort) -> None:
+    """Forward the only answer. An empty response marks the end of the stream."""
+    for response in forwarded.exec(decoupled=True):
+        if response.has_error():
+            code, message = code_and_message(response.error().message())
+            port.fail(message, code)
+            return
+        if response.output_tensors():
+            port.pass_on(response.output_tensors(), is_last=True)
+            return
+    port.fail("the model's answer broke off", "INTERNAL")

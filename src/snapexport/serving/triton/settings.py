@@ -28,7 +28,7 @@ class StreamingParameters(Parameters):
     build: str = BUILD
     max_pending: int = Field(ge=0)
     threads: int | None = Field(None, ge=1)
-    token_budget: int | None = Field(None, ge=1)
+    max_num_batched_tokens: int | None = Field(None, ge=1, alias="token_budget")
 
 
 class UnaryParameters(Parameters):
@@ -64,21 +64,16 @@ def read_parameters(kind: type[Kind], config: Mapping[str, Any]) -> Kind:
 
 def read_options(args: Mapping[str, str]) -> ModelOptions:
     """The build and how it runs, from the arguments of `initialize`. Raises UserError."""
-    given = read_parameters(StreamingParameters, json.loads(args["model_config"]))
-    return ModelOptions(
-        Path(args["model_repository"]) / args["model_version"] / given.build,
-        name=BUILD,  # the model has its name from Triton
-        max_pending=given.max_pending,
-        threads=given.threads,
-        max_num_batched_tokens=given.token_budget,
-    )
+    given = read_parameters(StreamingParameters, json.loads(args["model_config"])).model_dump()
+    build = Path(args["model_repository"]) / args["model_version"] / given.pop("build")
+    return ModelOptions(build, name=BUILD, **given)  # the model has its name from Triton
 
 
 def backend_of(args: Mapping[str, str]) -> BackendName:
     """The runtime's backend for the kind of instance. Raises UserError."""
     if (kind := args["model_instance_kind"]) not in BACKENDS:
         raise UserError(
-            f"config.pbtxt: no instance of kind {kind}",
+            f"config.pbtxt: instances of kind {kind} are not supported",
             "use KIND_CPU or KIND_GPU in instance_group",
         )
     return BACKENDS[kind]

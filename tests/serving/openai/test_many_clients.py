@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from snapexport.serving.openai.http import connections
-from snapexport.serving.openai.http.server import listening
+from snapexport.serving.serve import listening
 from tests.serving.openai.conftest import Served, until
 from tests.serving.process import SECONDS
 
