@@ -25,7 +25,7 @@ dequantized, by an operator of ONNX Runtime.
 
 from typing import NamedTuple
 
-from snapexport.graphs.functions.function import Function
+from snapexport.graphs.functions import Function
 from snapexport.graphs.markers import SWISH
 
 _CONSTANTS = """

@@ -25,8 +25,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.passes.base import fresh, node
+from snapexport.graphs.targets.attention import scale_query
 from snapexport.graphs.targets.chunk_products import Nodes, Products, inverse
-from snapexport.graphs.targets.composed_attention import scale_query
 from snapexport.graphs.targets.linear_attention import LinearParts, linear_attentions
 
 LARGEST = 64

@@ -14,8 +14,12 @@ import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node, on_the_host, written
-from snapexport.graphs.targets.composed_attention import composed_attention, scale_query
-from snapexport.graphs.targets.masks import VisibleSlots, row_positions
+from snapexport.graphs.targets.attention import (
+    VisibleSlots,
+    composed_attention,
+    row_positions,
+    scale_query,
+)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from snapexport.contract.targets import SINK_CHANNELS
 from snapexport.graphs.compression import Scores
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, EXPERTS, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, has_sink, int64s, node, written
-from snapexport.graphs.targets.composed_attention import composed_attention, scale_query
-from snapexport.graphs.targets.masks import VisibleSlots
+from snapexport.graphs.targets.attention import VisibleSlots, composed_attention, scale_query
 
 
 def take_sink(marker: gs.Node) -> gs.Tensor | None:

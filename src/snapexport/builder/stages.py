@@ -39,8 +39,7 @@ from snapexport.exporter.weights.forms import choice, parts
 from snapexport.exporter.weights.forms.parts import Weight
 from snapexport.exporter.weights.place import PlacedWeights, place
 from snapexport.files.dtypes import BY_FLAG
-from snapexport.graphs.method import surgeries
-from snapexport.graphs.recipe import Recipe
+from snapexport.graphs.method import Recipe, surgeries
 from snapexport.methods import table
 
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")

@@ -24,7 +24,7 @@ from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.exporter.weights.forms.rounding import RoundedWeight
 from snapexport.files.safetensors import TensorSpan, read_header
 from snapexport.graphs.markers import BLOCK_GATHER, BLOCK_MATMUL, TRACE_DOMAIN
-from snapexport.graphs.targets.tensorrt import Dequantized
+from snapexport.graphs.targets.tensorrt_weights import Dequantized
 from tests.builds import build
 from tests.exporter import gguf_files
 from tests.exporter.quantized_integers import Weight, quantize, rows_of_words

@@ -18,8 +18,7 @@ from snapexport.contract.targets import MEASURED_SHAPES
 from snapexport.graphs.compression import Scores
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import cut, fresh, int64s, node, written
-from snapexport.graphs.targets.composed_attention import composed_attention, scale_query
-from snapexport.graphs.targets.masks import VisibleSlots
+from snapexport.graphs.targets.attention import VisibleSlots, composed_attention, scale_query
 from snapexport.graphs.targets.sinks import SinkSlots, take_sink
 from snapexport.graphs.targets.standard_attention import FoldedRows
 
