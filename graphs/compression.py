@@ -83,14 +83,14 @@ class Voting:
     def scorer(
         self, layer: int, marker: gs.Node, query: gs.Tensor, length: gs.Tensor
     ) -> Scorer | None:
-        """What decides in a layer that keeps voted positions; None: the window.
+        """The scorer of a layer that keeps voted positions; None: the window decides.
 
         query: of the marker, [1,H,C,D]. length: of the prompt so far, int64 [1].
         """
         return None
 
     def inputs(self, states: PromptStates) -> list[gs.Tensor]:
-        """What a layer's compress step takes to decide."""
+        """The inputs by which a layer's compress step decides."""
         return [states.query_window]
 
 
@@ -247,7 +247,7 @@ def prompt_states(
     ranks: int,
 ) -> PromptStates:
     """The inputs of a layer's compression. ranks: that keep the same positions."""
-    query, key, value = (_stored(states, options) for states in marker.inputs[:3])
+    query, key, value = (_prompt_cache(states, options) for states in marker.inputs[:3])
     batch, heads, _, head_dim = query.shape
     window_shape = (batch, heads, geometry.vote.L_obs, head_dim)
     return PromptStates(
@@ -260,7 +260,7 @@ def prompt_states(
     )
 
 
-def _stored(states: gs.Tensor, options: GraphOptions) -> gs.Variable:
+def _prompt_cache(states: gs.Tensor, options: GraphOptions) -> gs.Variable:
     """A variable of the states' shape, in the type of the prompt's cache."""
     dtype = np.float16 if options.prompt_cache_dtype else states.dtype
     return gs.Variable(states.name, dtype, states.shape)

@@ -95,12 +95,12 @@ class MethodSurgery:
 
 
 def surgeries(recipe: Recipe) -> list[MethodSurgery]:
-    """What each method of a recipe does, in the table's order."""
+    """The surgery of each method of a recipe, in the table's order."""
     methods = table.methods_on(recipe.geometry, recipe.options)
     return [found for method in methods if (found := method.part("surgery"))]
 
 
 def voting(recipe: Recipe, graph: gs.Graph, tokens: int) -> Voting:
-    """What votes in a graph of compression. tokens: of the trace's chunk."""
+    """The vote in a graph of compression. tokens: of the trace's chunk."""
     found = next(one.voting for one in surgeries(recipe) if one.voting)
     return found(graph, recipe.geometry, tokens)

@@ -1,9 +1,9 @@
 """Lets traces read weights in few bits: markers in the place of the operators that read floats.
 
 Routers stay floats: they choose. So do matrices of fewer than 32 rows or columns, such as a shared
-expert's gate, and experts whose K is no multiple of the block, which QMoE does not take. A weight
-that is [K,N] (GPT-2) is transposed while it is written: `.transposed` comes before the endings of
-its parts.
+expert's gate, and experts whose K is not a multiple of the block, which QMoE does not take. A
+weight that is [K,N] (GPT-2) is transposed while it is written: `.transposed` comes before the
+endings of its parts.
 
 fp8 has no marker: DequantizeLinear is placed before the reader, whatever it is (`forms/fp8.py`).
 """

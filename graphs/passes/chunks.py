@@ -66,7 +66,7 @@ class Span:
     def of(
         cls, graph: gs.Graph, past_length: gs.Tensor, tokens: int, slots: int, chunk: int
     ) -> "Span":
-        """Of a chunk of `tokens` in a cache of `slots` positions."""
+        """The span of a chunk of `tokens` in a cache of `slots` positions."""
         (flat,) = node(graph, "Add", [past_length, computed_range(graph, 0, tokens)])
         (batched,) = node(graph, "Unsqueeze", [flat, int64s(graph, 0)])
         rows, count = column_of(graph, batched), min(slots, chunk + tokens)

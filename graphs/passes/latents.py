@@ -148,7 +148,7 @@ def _add_index(graph: gs.Graph, rows: int) -> None:
 def _with_all_heads(graph: gs.Graph, query: gs.Tensor, ranks: int) -> gs.Variable:
     """[B,H/N,C,D] -> [b,H,C,D]."""
     batch, heads, tokens, width = query.shape
-    theirs = _exchanged(graph, query, gs.Variable(fresh(graph, "theirs"), query.dtype, query.shape))
+    theirs = _exchange(graph, query, gs.Variable(fresh(graph, "theirs"), query.dtype, query.shape))
     shape = (ranks, batch // ranks, heads, tokens, width)
     (by_rank,) = node(graph, "Reshape", [theirs, int64s(graph, *shape)])
     (by_row,) = node(graph, "Transpose", [by_rank], perm=[1, 0, 2, 3, 4])
@@ -165,9 +165,9 @@ def _with_all_rows(graph: gs.Graph, attended: gs.Tensor, out: gs.Tensor, ranks: 
     (by_rank,) = node(graph, "Transpose", [by_row], perm=[2, 0, 1, 3, 4])
     parts = gs.Variable(fresh(graph, "parts"), attended.dtype, out.shape)
     node(graph, "Reshape", [by_rank, int64s(graph, *out.shape)], [parts])
-    _exchanged(graph, parts, out)
+    _exchange(graph, parts, out)
 
 
-def _exchanged(graph: gs.Graph, parts: gs.Tensor, theirs: gs.Tensor) -> gs.Tensor:
+def _exchange(graph: gs.Graph, parts: gs.Tensor, theirs: gs.Tensor) -> gs.Tensor:
     ranks = parts.shape[0] // graph.tensors()[_OWN_ROWS].shape[0]
     return node(graph, ALL_TO_ALL, [parts], [theirs], domain=TRACE_DOMAIN, ranks=ranks)[0]

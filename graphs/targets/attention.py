@@ -159,7 +159,7 @@ class VisibleSlots(SharedMasks):
     """True where attended to."""
 
     def mask(self, valid: gs.Tensor | None, rows: int, slots: int, window: int) -> gs.Tensor:
-        """As of all masks. valid: or the mask itself. window: 0 for none."""
+        """A mask as `SharedMasks` says. valid: or the mask itself. window: 0 for none."""
         if valid is not None and valid.dtype == np.bool_:
             return valid
         return super().mask(valid, rows, slots, window)

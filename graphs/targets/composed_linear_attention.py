@@ -112,7 +112,7 @@ class ChunkedRecurrence:
         products, of_keys = choose(query, beta)
         return _SubChunk(
             query=nodes("Mul", query, read) if by_channel else query,
-            key_t=nodes.swapped(nodes("Mul", key, write) if by_channel else key),
+            key_t=nodes.swap_last_axes(nodes("Mul", key, write) if by_channel else key),
             value=value if beta is None else nodes("Mul", value, beta),
             products=products,
             first=nodes("Exp", self._of_state(decay, 0)),
@@ -127,7 +127,7 @@ class ChunkedRecurrence:
     def _of_state(self, x: gs.Tensor, row: int) -> gs.Tensor:
         """A row [..,n,d] as a factor of each row of a state, [..,d,1]."""
         ends = [self.nodes.ints(n) for n in (row, row + 1, 4)]
-        return self.nodes.swapped(self.nodes("Slice", x, *ends))
+        return self.nodes.swap_last_axes(self.nodes("Slice", x, *ends))
 
     def _tiles(self, x: gs.Tensor, heads: int) -> gs.Tensor:
         """[B,C,G*heads,d] or [B,C,G*heads] as [N,B,G,heads,n,d]."""

@@ -143,7 +143,7 @@ def _attend_beside_sink(
     query, key, value, mask = inputs
     queries = scale_query(graph, query, scores.scale)
     if query.shape[0] == 1 and _is_fused(inputs, scores, sink):
-        extended = sinks.extended(queries, key, value, mask, sink)
+        extended = sinks.extend(queries, key, value, mask, sink)
         wide = fused_by_kv_head(graph, extended, False)
         width = value.shape[3]
         attended = node(graph, "Slice", [*wide, *(int64s(graph, n) for n in (0, width, -1))])

@@ -105,7 +105,7 @@ CASES = {
 def compare(target: Target, name: str) -> None:
     batch, rows, slot, valid, attributes = CASES[name]
     if attributes["valid_only"] and target != "onnxruntime":
-        pytest.skip("no operator reads valid cache slots alone")
+        pytest.skip("no operator reads only valid cache slots")
     inputs = with_cache(batch, rows, slot, valid)
     got = run(marked(CACHE_ATTENTION, inputs, **attributes), target, inputs)
     key, value = (written(inputs, part) for part in ("key", "value"))

@@ -116,7 +116,7 @@ def test_lint_finds_nothing_in_builds_for_tensorrt(case: Case) -> None:
     assert lint_build(made, "tensorrt") == []
 
 
-def test_tensorrt_target_graphs_have_standard_operators_alone(tensorrt_build: Build) -> None:
+def test_tensorrt_target_graphs_have_only_standard_operators(tensorrt_build: Build) -> None:
     for name in tensorrt_build.manifest.graphs:
         model = load(tensorrt_build, name)
         assert {node.domain for node in model.graph.node} <= {"", "snapexport"}

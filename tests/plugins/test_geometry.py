@@ -77,7 +77,7 @@ def test_queries_of_eight_lanes_have_no_bank_conflicts(native: ctypes.CDLL) -> N
         assert len(np.unique(banks)) == 32
 
 
-def test_staged_votes_lie_apart_and_have_no_bank_conflicts(native: ctypes.CDLL) -> None:
+def test_staged_votes_are_apart_and_have_no_bank_conflicts(native: ctypes.CDLL) -> None:
     for width in (1, 31, 4097):
         out = filled(2048 + width - 1)
         assert native.staged(width, at(out)) > out.max() * 4

@@ -17,6 +17,8 @@ from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.weights.shapes import is_same, require_parameters
 
 _LEAVE_OUT = "leave out --mtp"
+_FAMILIES = ("deepseek_v3",)
+"""Types of models whose checkpoints may have the layer, after the last one."""
 
 
 def decoder_of_layer(decoder: Decoder) -> Decoder:
@@ -62,7 +64,7 @@ def require_present(checkpoint: Checkpoint, decoder: Decoder) -> None:
     """Raise UserError for a checkpoint without such a layer, by its headers alone."""
     stem = _stem(decoder)
     count = getattr(decoder.config, "num_mtp_layers", 0) or 0
-    if not decoder.family.mtp:
+    if decoder.family.model_type not in _FAMILIES:
         raise UserError(
             f"--mtp is not supported with the architecture {decoder.family.name}: its "
             "checkpoints have no layer for multi-token prediction",

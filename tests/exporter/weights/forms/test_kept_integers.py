@@ -196,7 +196,7 @@ class Noted(Silent):
         ({"weights": "int8"}, []),
     ],
 )
-def test_what_becomes_of_integers_is_told(
+def test_what_becomes_of_integers_is_reported(
     flags: dict[str, Any], expected: list[str], tmp_path: Path
 ) -> None:
     gguf = pytest.importorskip("gguf")
