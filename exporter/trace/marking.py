@@ -287,15 +287,11 @@ def _routers(model: ir.Model) -> set[ir.Value]:
                 continue
             seen.add(value)
             if node.op_type in ("MatMul", "Gemm"):
-                found |= {weight for weight in node.inputs if weight and _is_weight(weight)}
+                found |= {one for one in node.inputs if one and one.producer() is None}
                 found |= {_before_transpose(value) for value in node.inputs if value}
             else:
                 waiting += node.inputs
     return found
-
-
-def _is_weight(value: ir.Value) -> bool:
-    return value.producer() is None
 
 
 def _before_transpose(value: ir.Value) -> ir.Value:

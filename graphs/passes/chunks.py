@@ -20,7 +20,7 @@ from snapexport.graphs.passes.base import (
     node,
     written,
 )
-from snapexport.graphs.passes.cache import attention_attributes, cache_like
+from snapexport.graphs.passes.cache import add_caches, attention_attributes, cache_like
 
 
 def chunk_of(marker: gs.Node, positions: int) -> int:
@@ -95,14 +95,8 @@ def write_before_chunks(
     Returns what `attend_in_chunks` reads, there and in layers that read the same cache.
     """
     key, value = marker.inputs[1:3]
-    past = [
-        cache_like(key, names.past_key(layer), slots),
-        cache_like(value, names.past_value(layer), slots),
-    ]
-    present = [cache_like(cache, names.present_of(cache.name), slots) for cache in past]
+    past, present = add_caches(graph, layer, key, value, slots)
     caches = written(graph, past, [key, value], span.slot, present)
-    graph.inputs.extend(past)
-    graph.outputs.extend(present)
     return [key, value, *(span.read(graph, cache) for cache in caches), span.slot, span.mask]
 
 

@@ -189,10 +189,8 @@ def _step(nodes: Nodes, parts: LinearParts) -> None:
     as_rows = nodes.ints(parts.batch, parts.heads, 1, -1)
     as_columns = nodes.ints(parts.batch, parts.heads, -1, 1)
     queries = parts.by_value_head(nodes.graph, scale_query(nodes.graph, parts.query, parts.scale))
-    keys, value = (
-        parts.by_value_head(nodes.graph, parts.key),
-        nodes("Reshape", parts.value, as_rows),
-    )
+    keys = parts.by_value_head(nodes.graph, parts.key)
+    value = nodes("Reshape", parts.value, as_rows)
     decay = nodes("Exp", nodes("Reshape", parts.decay, as_columns))
     state = nodes("Mul", parts.past, decay)
     if parts.beta is not None:
