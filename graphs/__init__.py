@@ -1,5 +1,5 @@
 """Surgery: traced graphs with markers in, finished graphs for a cache policy and a target out.
 
-surgery.py runs the pipeline: policy passes (passes/) -> target passes (targets/) -> checks.
-Works on graphs alone: knows neither checkpoints nor torch.
+`surgery.py` runs the pipeline: policy passes (`passes/`) -> target passes (`targets/`) -> checks.
+Works only on graphs: knows neither checkpoints nor torch.
 """

@@ -3,6 +3,7 @@
 Chunked prefill compresses in a graph of its own, compress.onnx; single-shot prefill in the layer.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -11,14 +12,14 @@ import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.slots import LayerGeometry
-from snapexport.graphs.functions.select_voted import select_voted
-from snapexport.graphs.functions.snapkv_select import snapkv_select
-from snapexport.graphs.functions.snapstream_gather import SNAPSTREAM_GATHER
-from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, TRACE_DOMAIN
-from snapexport.graphs.passes.base import call, fresh, node
+from snapexport.graphs.functions.rings import SNAPSTREAM_GATHER
+from snapexport.graphs.functions.vote import select_voted, snapkv_select
+from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, ATTENTION, TRACE_DOMAIN
+from snapexport.graphs.passes.base import call, fresh, graph_input, markers, node
 from snapexport.graphs.passes.cache import cache_like, of_heads, query_heads
-from snapexport.graphs.passes.storage import Prompt, Storage
+from snapexport.graphs.passes.storage import Prompt, Storage, cast, storage_of
 
 
 class Scores(NamedTuple):
@@ -82,14 +83,14 @@ class Voting:
     def scorer(
         self, layer: int, marker: gs.Node, query: gs.Tensor, length: gs.Tensor
     ) -> Scorer | None:
-        """What decides in a layer that keeps voted positions; None: the window.
+        """The scorer of a layer that keeps voted positions; None: the window decides.
 
         query: of the marker, [1,H,C,D]. length: of the prompt so far, int64 [1].
         """
         return None
 
     def inputs(self, states: PromptStates) -> list[gs.Tensor]:
-        """What a layer's compress step takes to decide."""
+        """The inputs by which a layer's compress step decides."""
         return [states.query_window]
 
 
@@ -191,3 +192,75 @@ def scored(graph: gs.Graph, states: PromptStates) -> gs.Tensor:
 def window_of(layout: LayerGeometry) -> dict[str, int]:
     """The attributes of a vote by which it knows the eligible positions."""
     return {"L_sink": layout.L_sink, "L_recent": layout.L_recent}
+
+
+def compress_graph(
+    prefill: gs.Graph,
+    geometry: CacheGeometry,
+    options: GraphOptions,
+    voting: Callable[[gs.Graph, int], Voting],
+) -> gs.Graph:
+    """compress.onnx: from a prompt's full-length cache to its compressed one.
+
+    It is not traced: it has no weights, and takes its shapes from a traced (not yet rewritten)
+    prefill graph. voting: makes what decides on the kept positions, of the new graph and of the
+    tokens of the trace's chunk.
+    """
+    storage = storage_of(options.cache_dtype)
+    prompt_length = gs.Variable(names.PROMPT_LENGTH, np.int64, (1,))
+    graph = gs.Graph(name="compress", opset=prefill.opset, inputs=[prompt_length])
+    votes = voting(graph, graph_input(prefill, names.INPUT_IDS).shape[1])
+    for layer, marker in caching_layers(prefill, geometry):
+        ranks = sharing(prefill, latent=bool(marker.attrs["latent"]))
+        states = prompt_states(layer, marker, geometry, options, prompt_length, ranks)
+        if geometry.shapes[layer].K:
+            scorer = votes.scorer(layer, marker, marker.inputs[0], prompt_length)
+            states = replace(states, scorer=scorer)
+        graph.inputs.extend([states.key, states.value, *votes.inputs(states)])
+        read = in_models_type(graph, marker, states)
+        compress_layer(graph, geometry, layer, Scores.of(marker), read, storage)
+    return graph
+
+
+def caching_layers(prefill: gs.Graph, geometry: CacheGeometry) -> Iterator[tuple[int, gs.Node]]:
+    """The layers that have caches of their own."""
+    for layer, marker in markers(prefill, TRACE_DOMAIN, ATTENTION):
+        if geometry.slots.source(layer) == layer:
+            yield layer, marker
+
+
+def in_models_type(graph: gs.Graph, marker: gs.Node, states: PromptStates) -> PromptStates:
+    """The vote and what is kept go by the prompt's cache as it was rounded."""
+    dtype = marker.inputs[1].dtype
+    if states.key.dtype == dtype:
+        return states
+    own = {name: getattr(states, name) for name in ("query_window", "key", "value")}
+    return replace(states, **{name: cast(graph, one, dtype) for name, one in own.items()})
+
+
+def prompt_states(
+    layer: int,
+    marker: gs.Node,
+    geometry: CacheGeometry,
+    options: GraphOptions,
+    prompt_length: gs.Tensor,
+    ranks: int,
+) -> PromptStates:
+    """The inputs of a layer's compression. ranks: that keep the same positions."""
+    query, key, value = (_prompt_cache(states, options) for states in marker.inputs[:3])
+    batch, heads, _, head_dim = query.shape
+    window_shape = (batch, heads, geometry.vote.L_obs, head_dim)
+    return PromptStates(
+        query_window=gs.Variable(names.query_window(layer), query.dtype, window_shape),
+        key=cache_like(key, names.past_key(layer), geometry.L_max),
+        value=cache_like(value, names.past_value(layer), geometry.L_max),
+        prompt_length=prompt_length,
+        latent=bool(marker.attrs["latent"]),
+        sharing=ranks,
+    )
+
+
+def _prompt_cache(states: gs.Tensor, options: GraphOptions) -> gs.Variable:
+    """A variable of the states' shape, in the type of the prompt's cache."""
+    dtype = np.float16 if options.prompt_cache_dtype else states.dtype
+    return gs.Variable(states.name, dtype, states.shape)

@@ -3,7 +3,7 @@
 A segment is a graph that runs from some collectives to the next ones. Between two segments the
 ranks' parts of `reduce.{i}` are summed up in place, those of `gather.{i}` are joined along axis 0
 as `gathered.{i}`, and rows of `exchange.{i}` change places. Values that later segments read are
-outputs `carried.{i}`. What follows from the host's inputs alone, such as masks, is calculated again
+outputs `carried.{i}`. What follows only from the host's inputs, such as masks, is calculated again
 in each segment that reads it. What follows from caches is not: an earlier segment may have written
 over them.
 """
@@ -45,7 +45,7 @@ def segments(model: ModelProto) -> list[ModelProto]:
 
 @dataclass(frozen=True)
 class _Levels:
-    """levels: how many collectives lie before each value. made_by: the index of its node.
+    """levels: how many collectives are before each value. made_by: the index of its node.
     of_states: the values before all collectives that follow from caches.
     """
 
@@ -103,7 +103,7 @@ def _sink(graph: GraphProto, levels: dict[str, int], of_states: Container[str]) 
     read = {name for node in graph.node for name in _reads(node)}
     ends = [value.name for value in graph.output if value.name not in read]
     first = {name: levels.get(name, 0) for name in ends}
-    # A state that follows from states alone, such as an unchanged scale, is written last.
+    # A state that follows only from states, such as an unchanged scale, is written last.
     last = max(levels.values(), default=0)
     first |= {name: last for name, level in first.items() if not level and name in of_states}
     for node in reversed(graph.node):
@@ -196,7 +196,7 @@ def _canonical(graph: GraphProto, parts: Iterable[_Part]) -> dict[str, str]:
     others = {name: None for part in parts for name in part.given if name not in renamed}
     renamed |= {name: names.carried(index) for index, name in enumerate(others)}
     if ends := [value.name for value in graph.output if value.name in renamed]:
-        raise SurgeryError(f"{ends[0]} is an output, and lies between two segments")
+        raise SurgeryError(f"{ends[0]} is an output, and is between two segments")
     return renamed
 
 
@@ -207,23 +207,23 @@ def _segment(
     nodes = [graph.node[index] for index in sorted(part.nodes)]
     read = {name for node in nodes for name in _reads(node)}
     made = {output for node in nodes for output in node.output}
-    # The level's own: what was calculated again is an output of segment 0 alone.
+    # The level's own: what was calculated again is an output only of segment 0.
     own = {name for name in made if levels.of_value(name) == part.level}
     outputs = [value for value in graph.output if value.name in own]
-    outputs += [_typed(typed, name) for name in renamed if name in own]
+    outputs += [_require_type(typed, name) for name in renamed if name in own]
     inputs = [value for value in graph.input if value.name in read]
-    inputs += [_typed(typed, name) for name in part.given]
+    inputs += [_require_type(typed, name) for name in part.given]
     piece = onnx.helper.make_graph(
-        [_renamed(node, renamed) for node in nodes],
+        [_rename_node(node, renamed) for node in nodes],
         f"{graph.name}-{part.level}",
-        [_named(value, renamed) for value in inputs],
-        [_named(value, renamed) for value in outputs],
+        [_rename_value(value, renamed) for value in inputs],
+        [_rename_value(value, renamed) for value in outputs],
         [tensor for tensor in graph.initializer if tensor.name in read],
     )
     return onnx.helper.make_model(
         piece,
         opset_imports=model.opset_import,
-        functions=_called(model, nodes),
+        functions=_functions_of(model, nodes),
         ir_version=model.ir_version,
         producer_name=model.producer_name,
     )
@@ -234,24 +234,24 @@ def _types(graph: GraphProto) -> dict[str, ValueInfoProto]:
     return {value.name: value for value in values}
 
 
-def _typed(typed: Mapping[str, ValueInfoProto], name: str) -> ValueInfoProto:
+def _require_type(typed: Mapping[str, ValueInfoProto], name: str) -> ValueInfoProto:
     value = typed.get(name)
     kind = value.type.tensor_type if value else None
     if not value or not kind or kind.elem_type == TensorProto.UNDEFINED:
-        raise SurgeryError(f"{name} lies between two segments, and has no type")
+        raise SurgeryError(f"{name} is between two segments, and has no type")
     if not kind.HasField("shape") or not all(dim.dim_value > 0 for dim in kind.shape.dim):
-        raise SurgeryError(f"{name} lies between two segments, and has no fixed shape")
+        raise SurgeryError(f"{name} is between two segments, and has no fixed shape")
     return value
 
 
-def _named(value: ValueInfoProto, renamed: Mapping[str, str]) -> ValueInfoProto:
+def _rename_value(value: ValueInfoProto, renamed: Mapping[str, str]) -> ValueInfoProto:
     copy = ValueInfoProto()
     copy.CopyFrom(value)
     copy.name = renamed.get(value.name, value.name)
     return copy
 
 
-def _renamed(node: NodeProto, renamed: Mapping[str, str]) -> NodeProto:
+def _rename_node(node: NodeProto, renamed: Mapping[str, str]) -> NodeProto:
     """A copy. Subgraphs read the names of their own graph: they are renamed as well."""
     copy = NodeProto()
     copy.CopyFrom(node)
@@ -259,13 +259,13 @@ def _renamed(node: NodeProto, renamed: Mapping[str, str]) -> NodeProto:
     copy.output[:] = [renamed.get(name, name) for name in node.output]
     for attribute in copy.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
-            inner = [_renamed(node, renamed) for node in attribute.g.node]
+            inner = [_rename_node(node, renamed) for node in attribute.g.node]
             del attribute.g.node[:]
             attribute.g.node.extend(inner)
     return copy
 
 
-def _called(model: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
+def _functions_of(model: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
     """The functions that nodes call, and those that these call."""
     bodies = {function.name: function for function in model.functions}
     called: set[str] = set()

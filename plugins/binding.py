@@ -1,12 +1,49 @@
-"""Calls the kernels' launchers by ctypes, with the structures of kernels/problem.h.
+"""Compiles the kernels' launchers into a library, and calls them by ctypes.
 
-Allocates no memory: callers pass addresses on the GPU or, with the emulator's library, on the host.
+The library is for a GPU, or over the emulator; CMakeLists.txt builds the plugins themselves. The
+structures are those of kernels/problem.h. Allocates no memory: callers pass addresses on the GPU
+or, with the emulator's library, on the host.
 """
 
 import ctypes
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
+
+HOME = Path(__file__).resolve().parent
+EMULATOR = HOME / "emulator"
+
+_CUDA = [HOME / "launchers" / name for name in ("select.cu", "gather.cu")]
+_C_API = HOME / "launchers" / "c_api.cpp"
+_WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+
+
+def gpu_command(out: Path, architecture: str, nvcc: str = "nvcc", debug: bool = False) -> list[str]:
+    """Nvcc's command for one GPU, as "90". debug: with line numbers, for compute-sanitizer."""
+    host = ",".join([*_WARNINGS, "-fPIC", "-fvisibility=hidden"])
+    flags = [*"-std=c++17 -O3 -shared -Werror all-warnings".split(), "-Xcompiler", host]
+    target = ["-gencode", f"arch=compute_{architecture},code=sm_{architecture}"]
+    lines = ["-lineinfo"] if debug else []
+    sources = [str(path) for path in (*_CUDA, _C_API)]
+    return [nvcc, *flags, *target, *lines, f"-I{HOME}", *sources, "-o", str(out)]
+
+
+def emulator_command(out: Path, compiler: str = "g++") -> list[str]:
+    """The C++ compiler's command for the same sources over the emulator."""
+    flags = [*"-std=c++17 -O2 -shared -fPIC".split(), *_WARNINGS, "-Wno-unknown-pragmas"]
+    # The emulator switches between stacks, which a fortified longjmp refuses.
+    flags += ["-U_FORTIFY_SOURCE", "-fno-strict-aliasing"]
+    sources = [str(path) for path in (*_CUDA, _C_API, EMULATOR / "emulator.cpp")]
+    return [compiler, *flags, f"-I{HOME}", f"-I{EMULATOR}", "-x", "c++", *sources, "-o", str(out)]
+
+
+def compile_library(command: list[str]) -> None:
+    """Run a compiler. Raises RuntimeError with its output if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+
 
 ELEMENT_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 

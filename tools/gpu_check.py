@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapexport.plugins import compiling, reference
+from snapexport.plugins import binding, reference
 from snapexport.plugins.binding import (
     GatherProblem,
     GatherTensors,
@@ -335,10 +335,10 @@ def build(folder: Path, on_host: bool) -> Path:
     """Compile the launchers for the host's emulation, or for the GPU at hand."""
     library = folder / "launchers.so"
     if on_host:
-        compiling.build(compiling.emulator_command(library))
+        binding.compile_library(binding.emulator_command(library))
     else:
         major, minor = torch.cuda.get_device_capability()
-        compiling.build(compiling.gpu_command(library, f"{major}{minor}", debug=True))
+        binding.compile_library(binding.gpu_command(library, f"{major}{minor}", debug=True))
     return library
 
 

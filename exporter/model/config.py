@@ -183,10 +183,8 @@ def _cached_heads(decoder: Decoder) -> dict[str, Any]:
             "qk_nope_head_dim": sizes.qk_nope_head_dim,
             "v_head_dim": sizes.v_head_dim,
         }
-    keys, values = (
-        _column([layer.key_dim for layer in layers]),
-        _column([layer.value_dim for layer in layers]),
-    )
+    keys = _column([layer.key_dim for layer in layers])
+    values = _column([layer.value_dim for layer in layers])
     return held | {
         "num_key_value_heads": _column([layer.kv_heads for layer in layers]),
         "head_dim": keys,

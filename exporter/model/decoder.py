@@ -1,6 +1,6 @@
 """A decoder: transformers' config, and what was seen in the model that it makes.
 
-Does not know checkpoints, torch or graphs. `exporter/probe/` looks.
+Does not know checkpoints, torch or graphs. `exporter/model/probe/` looks.
 """
 
 import copy

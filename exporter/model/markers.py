@@ -110,9 +110,6 @@ def _experts(
     )
 
 
-_STORED, _KEY_UP, _VALUE_UP = "kv_b_proj.weight", "kv_b_proj.key", "kv_b_proj.value"
-
-
 def mark_latent_attention(model: Any) -> None:
     """Let every attention module hand attention its latents in the place of keys and values."""
     for module in model.modules():
@@ -213,10 +210,6 @@ def mark_rope(modeling: Any, inside: Any, decoder: Decoder) -> Iterator[None]:
     finally:
         for name, original in originals.items():
             setattr(modeling, name, original)
-
-
-APPLY, APPLY_COMPLEX = "apply_rotary_pos_emb", "apply_rotary_emb"
-APPLY_INTERLEAVED = "apply_rotary_pos_emb_interleave"
 
 
 def as_taken(form: Rope, states: Tensor) -> Tensor:

@@ -85,17 +85,14 @@ def with_text_alone(text: "PretrainedConfig", make: Callable[[], Any]) -> Any:
         usual = auto.from_config
 
         def from_config(config: "PretrainedConfig", **given: Any) -> Any:
-            return usual(config, **given) if _is_of(text, config) else nn.Identity()
+            is_text = config.model_type == text.model_type
+            return usual(config, **given) if is_text else nn.Identity()
 
         auto.from_config = from_config
         try:
             return make()
         finally:
             auto.from_config = usual
-
-
-def _is_of(text: "PretrainedConfig", config: "PretrainedConfig") -> bool:
-    return config.model_type == text.model_type
 
 
 def leave_text(model: Any) -> None:

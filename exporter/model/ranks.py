@@ -91,7 +91,7 @@ def require_ranks(checkpoint: Checkpoint, decoder: Decoder, ranks: int) -> None:
         if count % ranks:
             numbers = ", ".join(map(str, possible(decoder)))
             raise UserError(
-                f"--tensor-parallel {ranks}: the model's {count} {what} are no multiple of it",
+                f"--tensor-parallel {ranks}: the model's {count} {what} are not a multiple of it",
                 f"possible here: {numbers}",
             )
 

@@ -36,8 +36,7 @@ from snapexport.exporter.model.models import (
     make_model,
     modeling_of,
 )
-from snapexport.exporter.model.state_markers import StateMarkers
-from snapexport.exporter.model.states import states_replaced
+from snapexport.exporter.model.states import StateMarkers, states_replaced
 from snapexport.exporter.read.config_fields import LONGROPE
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.onnx import ops as onnx_ops
+
+from snapexport.graphs.markers import CAUSAL_CONV, LINEAR_ATTENTION, TRACE_DOMAIN
 
 CONVOLUTION = "causal_conv1d_fn"
 
@@ -119,11 +122,11 @@ def states_replaced(modeling: Any, mixing: Mixing) -> Iterator[None]:
     """In this block a model's functions mix by `mixing`."""
     usual = {name: getattr(modeling, name) for name in FUNCTIONS if hasattr(modeling, name)}
 
-    def stated(name: str) -> Callable[..., Any]:
+    def restate(name: str) -> Callable[..., Any]:
         return lambda *given, **named: FUNCTIONS[name](mixing, modeling, *given, **named)
 
     for name in usual:
-        setattr(modeling, name, stated(name))
+        setattr(modeling, name, restate(name))
     try:
         yield
     finally:
@@ -170,3 +173,43 @@ class OwnRow:
         gates = decay.exp() if decay.ndim == weight.ndim else decay.exp().mean(-1)
         weight = weight * gates * (1 if beta is None else beta)
         return weight.tanh()[..., None] * value
+
+
+class StateMarkers:
+    """A `Mixing` of markers. place: of the layer that runs, which each marker holds."""
+
+    def __init__(self) -> None:
+        self.place = -1
+
+    @classmethod
+    def of(cls, layers: Any) -> "StateMarkers":
+        """The markers for a list of layers, whose forwards say their place from now on."""
+        markers = cls()
+        for name, layer in layers.named_children():
+            layer.register_forward_pre_hook(markers._entering(int(name)))
+        return markers
+
+    def _entering(self, place: int) -> Any:
+        def enter(*_: Any) -> None:
+            self.place = place
+
+        return enter
+
+    def convolve(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        inputs = (states, weight) if bias is None else (states, weight, bias)
+        return self._mark(CAUSAL_CONV, inputs, states)
+
+    def recur(self, one: Recurrence) -> Tensor:
+        gates = (one.decay,) if one.beta is None else (one.decay, one.beta)
+        inputs = (one.query, one.key, one.value, *gates)
+        return self._mark(LINEAR_ATTENTION, inputs, one.value, scale=one.scale)
+
+    def _mark(self, op: str, inputs: tuple[Tensor, ...], like: Tensor, **more: float) -> Tensor:
+        return onnx_ops.symbolic(
+            f"{TRACE_DOMAIN}::{op}",
+            inputs,
+            {"layer": self.place, **more},
+            dtype=like.dtype,
+            shape=like.shape,
+            version=1,
+        )

@@ -51,7 +51,7 @@ def _download(model: str) -> Path:
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(
-            f"'{model}' is no local directory, and its download failed: {first_line(error)}",
+            f"'{model}' is not a local directory, and its download failed: {first_line(error)}",
             "check the name, the network and `hf auth login`, or pass a local directory",
         ) from None
     if not any(directory.glob("*.safetensors")):

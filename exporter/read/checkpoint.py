@@ -173,7 +173,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     for shard in weight_map.values():
         if not is_plain_name(shard):
             raise UserError(
-                f"{index} names {shard!r:.200}, which is no name of a file beside it",
+                f"{index} names {shard!r:.200}, which is not the name of a file beside it",
                 _DOWNLOAD_AGAIN,
             )
     return weight_map

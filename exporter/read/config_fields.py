@@ -155,14 +155,14 @@ def require_heads(config: Any) -> None:
         return  # the model's constructor judges
     if heads % kv_heads:
         raise UserError(
-            f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads "
+            f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads "
             f"{kv_heads}",
             CORRECT,
         )
     head_dim = field_of(config, "head_dim")
     if head_dim is None and config.hidden_size % heads:
         raise UserError(
-            f"config.json: hidden_size {config.hidden_size} is no multiple of "
+            f"config.json: hidden_size {config.hidden_size} is not a multiple of "
             f"num_attention_heads {heads}, and there is no head_dim",
             CORRECT,
         )
@@ -199,7 +199,7 @@ def require_experts(config: Any) -> None:
     listed = getattr(config, "mlp_only_layers", None) or []
     if not isinstance(listed, list) or any(type(layer) is not int for layer in listed):
         raise UserError(
-            f"config.json: mlp_only_layers {listed!r:.100} is no list of layers", CORRECT
+            f"config.json: mlp_only_layers {listed!r:.100} is not a list of layers", CORRECT
         )
 
 

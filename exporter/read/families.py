@@ -1,8 +1,8 @@
-"""Facts of families that nobody sees by looking at their models: how checkpoints are published.
+"""Facts of families that a look at their models does not show: how checkpoints are published.
 
 A family that is not here is built too, if its model can be (`exporter/model/probe/`). Each of these
 is compared with transformers by tests: logits, greedy tokens and kept positions. A model that
-transformers has no decoder of is refused for that, and not for a field or a file of its.
+transformers has no decoder of is refused for that, and not for one of its fields or files.
 """
 
 from collections.abc import Mapping
@@ -31,14 +31,12 @@ class Family:
     """One family of decoders.
 
     name: the class in config.json. model_type: of transformers' config. quantized: methods that
-    only such families are read in. mtp: checkpoints may have a layer for multi-token
-    prediction after the last one. gguf: None if GGUF files don't have it under a name of its own.
+    only such families are read in. gguf: None if GGUF files don't have it under a name of its own.
     """
 
     name: str
     model_type: str
     quantized: tuple[str, ...] = ()
-    mtp: bool = False
     gguf: InGguf | None = None
 
 
@@ -52,7 +50,7 @@ _GEMMA3_ONLY = {
 }
 _HELD = (
     Family(name="DeepseekV2ForCausalLM", model_type="deepseek_v2"),
-    Family(name="DeepseekV3ForCausalLM", model_type="deepseek_v3", mtp=True),
+    Family(name="DeepseekV3ForCausalLM", model_type="deepseek_v3"),
     Family(
         name="Gemma2ForCausalLM",
         model_type="gemma2",
@@ -69,11 +67,7 @@ _HELD = (
     # GGUF files call it Llama, without a window.
     Family(name="MistralForCausalLM", model_type="mistral"),
     Family(name="Qwen2ForCausalLM", model_type="qwen2", gguf=InGguf(name="qwen2")),
-    Family(
-        name="Qwen3ForCausalLM",
-        model_type="qwen3",
-        gguf=InGguf(name="qwen3"),
-    ),
+    Family(name="Qwen3ForCausalLM", model_type="qwen3", gguf=InGguf(name="qwen3")),
     Family(name="Qwen3MoeForCausalLM", model_type="qwen3_moe"),
 )
 HELD = {family.model_type: family for family in _HELD}
@@ -117,7 +111,7 @@ def require_known(config: Mapping[str, Any]) -> None:
     if part and part in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise UserError(
             f"the architecture {named:.100} of a model_type '{model_type:.100}' is not supported",
-            f"its text part is a '{part}': save that part alone with transformers, as "
+            f"its text part is a '{part}': save only that part with transformers, as "
             f"{known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[part]}, and build it",
         )
     if model_type in known.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:

@@ -1,4 +1,4 @@
-"""Fixes the number of batch slots in a trace of decode, which has it as a dimension by name."""
+"""Traces a decoder by PyTorch's exporter: prefill, and decode for any number of batch slots."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -152,7 +152,7 @@ def _trace(
 ) -> ir.Model:
     outputs = [names.LOGITS, *([names.HIDDEN_STATES] if hidden_states else [])]
 
-    def traced(layers: Decoder) -> ir.Model:
+    def trace(layers: Decoder) -> ir.Model:
         with skeleton(layers, dtype, cut) as (model, fake), torch.no_grad(), fake:
             inputs = {name: torch.empty(shape, dtype=torch.int64) for name, shape in shapes.items()}
             return export(step(model, layers, hidden_states).eval(), inputs, outputs, dynamic)
@@ -160,12 +160,12 @@ def _trace(
     places = traced_places(decoder)
     if places is not None:
         try:
-            model = traced(decoder.left_with(places))
+            model = trace(decoder.left_with(places))
             repeat_layers(model, decoder, places)
             return model
         except NotRepeatableError:
             pass
-    return traced(decoder)
+    return trace(decoder)
 
 
 def export(

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from onnx_ir.passes import common as common_passes
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 from onnxscript.rewriter import RewritePass
@@ -98,7 +97,7 @@ def link(model: ir.Model, sources: dict[str, str], placed: dict[str, TensorSpan]
         model.graph.initializers[name].const_value = None
     with quiet():
         simplify(model)
-    common_passes.ClearMetadataAndDocStringPass()(model)
+    passes.ClearMetadataAndDocStringPass()(model)
     for name, source in sources.items():
         value = model.graph.initializers[name]
         value.const_value = _reference(source, placed[source], value)

@@ -1,9 +1,9 @@
 """Lets traces read weights in few bits: markers in the place of the operators that read floats.
 
 Routers stay floats: they choose. So do matrices of fewer than 32 rows or columns, such as a shared
-expert's gate, and experts whose K is no multiple of the block, which QMoE does not take. A weight
-that is [K,N] (GPT-2) is transposed while it is written: `.transposed` comes before the endings of
-its parts.
+expert's gate, and experts whose K is not a multiple of the block, which QMoE does not take. A
+weight that is [K,N] (GPT-2) is transposed while it is written: `.transposed` comes before the
+endings of its parts.
 
 fp8 has no marker: DequantizeLinear is placed before the reader, whatever it is (`forms/fp8.py`).
 """
@@ -287,15 +287,11 @@ def _routers(model: ir.Model) -> set[ir.Value]:
                 continue
             seen.add(value)
             if node.op_type in ("MatMul", "Gemm"):
-                found |= {weight for weight in node.inputs if weight and _is_weight(weight)}
+                found |= {one for one in node.inputs if one and one.producer() is None}
                 found |= {_before_transpose(value) for value in node.inputs if value}
             else:
                 waiting += node.inputs
     return found
-
-
-def _is_weight(value: ir.Value) -> bool:
-    return value.producer() is None
 
 
 def _before_transpose(value: ir.Value) -> ir.Value:

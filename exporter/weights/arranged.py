@@ -18,6 +18,7 @@ from snapexport.exporter.weights.tensor_file import (
     Tensor,
     blocks,
     hole,
+    in_blocks,
     is_hole,
 )
 from snapexport.files.safetensors import TensorSpan
@@ -138,9 +139,7 @@ class Picked(Rearranged):
 
     def blocks(self, multiple: int = 1, most: int = BLOCK) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat. All of them are in memory at a time."""
-        flat = np.concatenate(list(self._rows()))
-        step = max(1, most // multiple) * multiple
-        yield from (flat[start : start + step] for start in range(0, flat.size, step))
+        return in_blocks(np.concatenate(list(self._rows())), multiple, most)
 
     def _rows(self) -> Iterator[NDArray[np.generic]]:
         """The rows, flat, a block of the stored ones at a time."""

@@ -28,7 +28,14 @@ from snapexport.exporter.model import Decoder
 from snapexport.exporter.model.models import model_on_meta
 from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.weights.arranged import Rows, Stack
-from snapexport.exporter.weights.tensor_file import BLOCK, NUMPY_DTYPE, Calculated, Tensor, blocks
+from snapexport.exporter.weights.tensor_file import (
+    BLOCK,
+    NUMPY_DTYPE,
+    Calculated,
+    Tensor,
+    blocks,
+    in_blocks,
+)
 from snapexport.files.dtypes import BY_SAFETENSORS
 from snapexport.files.safetensors import TensorSpan
 
@@ -85,9 +92,7 @@ class Converted(Calculated):
         with torch.no_grad():
             made = self.collected.convert(self.target, self.model, read)[self.name]
         made = made[0] if isinstance(made, list) else made
-        flat = _as_numpy(made.contiguous(), self.dtype).reshape(-1)
-        step = max(1, most // multiple) * multiple
-        yield from (flat[start : start + step] for start in range(0, flat.size, step))
+        return in_blocks(_as_numpy(made.contiguous(), self.dtype), multiple, most)
 
 
 def by_model_names(checkpoint: Checkpoint, decoder: Decoder) -> Checkpoint:

@@ -101,7 +101,7 @@ def place(
     for name, span in sources.items():
         if name in placed.tensors:
             continue
-        placed.add(_written(name, span, stored[name], directory, progress, aligned))
+        placed.add(_write(name, span, stored[name], directory, progress, aligned))
     of_parts = BY_FLAG[dtype].safetensors
     for name, weight in sorted(integers.items()):
         for writer in parts.write(name, weight, of_parts, directory, progress):
@@ -109,7 +109,7 @@ def place(
     return placed
 
 
-def _written(
+def _write(
     name: str, tensor: Tensor, stored: str, directory: Path, progress: Progress, aligned: bool
 ) -> WeightWriter:
     """Write the file of one tensor."""

@@ -81,7 +81,7 @@ def _above(name: str) -> list[str]:
 
 
 def _has_values(tensor: Tensor) -> bool:
-    """Whether a value is not 0. Other types than floats are no weights."""
+    """Whether a value is not 0. Only floats are weights."""
     return tensor.dtype in NUMPY_DTYPE and any(block.any() for block in blocks(tensor, most=_SLICE))
 
 

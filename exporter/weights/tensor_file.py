@@ -104,6 +104,14 @@ def blocks(tensor: Tensor, multiple: int = 1, most: int = BLOCK) -> Iterator[NDA
             yield hole(block.size, dtype) if unwritten else block
 
 
+def in_blocks(
+    flat: NDArray[np.generic], multiple: int, most: int = BLOCK
+) -> Iterator[NDArray[np.generic]]:
+    """Elements in memory, in blocks as `blocks` cuts them."""
+    step = max(1, most // multiple) * multiple
+    yield from (flat[start : start + step] for start in range(0, flat.size, step))
+
+
 def hole(size: int, dtype: "np.dtype[np.generic]") -> NDArray[np.generic]:
     """Zeros that take no memory, and no place on the disk if they are written."""
     return np.broadcast_to(np.zeros((), dtype), (size,))

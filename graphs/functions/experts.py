@@ -19,13 +19,13 @@ follows the chosen experts, not all E. There are three forms:
 Blocks have two more attributes: block (ints, [b]) and blocks (ints, [n]), how many there are at
 most. The rest of an expert's last block repeats row 0, and nobody reads it.
 
-Of experts whose weights are integers (BLOCK_EXPERTS of graphs/markers.py) the chosen ones alone are
-dequantized, by an operator of ONNX Runtime.
+Of experts whose weights are integers (BLOCK_EXPERTS of graphs/markers.py) only the chosen
+ones are dequantized, by an operator of ONNX Runtime.
 """
 
 from typing import NamedTuple
 
-from snapexport.graphs.functions.function import Function
+from snapexport.graphs.functions import Function
 from snapexport.graphs.markers import SWISH
 
 _CONSTANTS = """
@@ -208,7 +208,7 @@ _BIASES = ", gate_up_bias, down_bias"
 
 
 class Experts(NamedTuple):
-    """What the bodies for a model's experts have.
+    """The parts that the bodies for a model's experts have.
 
     integers: the names of the weights' parts, in the order of the inputs, where weights have parts.
     """
@@ -226,12 +226,12 @@ def experts(form: str, of: Experts) -> Function:
         zeros = [part.removesuffix("_zeros") for part in of.integers if part.endswith("_zeros")]
         name = "_".join(("Integer" + form, *zeros))
     if form == "ExpertsGathered":
-        return Function(name, _GATHERED % (_shared(name, of, "index") | _rows_of_all(of.biased)))
+        return Function(name, _GATHERED % (_texts(name, of, "index") | _rows_of_all(of.biased)))
     begin, end = _SCAN, "}> (factor32, owner32, blocked)"
     if form == "ExpertsInBlocks":
         begin, end = _LOOP, "}> (turns, yes)"
     of_block = _rows_of_block(of.biased) | {"begin": begin, "end": end}
-    return Function(name, _IN_BLOCKS % (_shared(name, of, "owned_by") | of_block))
+    return Function(name, _IN_BLOCKS % (_texts(name, of, "owned_by") | of_block))
 
 
 def _rows_of_all(biased: bool) -> dict[str, str]:
@@ -261,7 +261,7 @@ def _rows_of_block(biased: bool) -> dict[str, str]:
     return {"product": product, "row": row}
 
 
-def _shared(name: str, of: Experts, chosen: str) -> dict[str, str]:
+def _texts(name: str, of: Experts, chosen: str) -> dict[str, str]:
     """chosen: the value that says which experts' weights are copied."""
     activation = {"activation": _ACTIVATIONS[of.activation].strip()}
     inputs = (*_ROUTING, *(of.integers or ("gate_up", "down")))

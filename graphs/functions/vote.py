@@ -1,12 +1,22 @@
-"""The vote's options, each a few lines of ONNX text in the body of SnapKVSelect.
+"""Functions by which a prompt's positions are voted for: SnapKVSelect, SelectVoted, QueryWindow.
 
-A stage reads the output of the stage before: softmax -> vote -> pool -> group. To add an option,
-add an entry to its stage. The command line imports this module for the names, so it imports nothing
-heavy.
+The vote has five steps: each query of the window distributes attention over the keys (softmax), the
+window's queries are added up (vote), neighbours share votes (pool), the query heads of a KV head
+are combined (group), and the K highest positions win, ties to the lower position (SnapKV, Eq. 1 and
+2; SnapStream, Eq. 3). SnapStream's Listing 6 slices by the padded length; here padding never gets
+votes. Votes are summed in fp32 for every dtype.
+
+Each option of a step is a few lines of ONNX text in the body of SnapKVSelect, which reads the
+output of the step before. To add an option, add an entry to its stage. The command line imports
+this module for the names, so it imports nothing heavy.
 """
 
+from collections.abc import Mapping
+
+from snapexport.graphs.functions import Function
+
 _SOFTMAX = {
-    # SnapStream, Eq. 3: over the eligible positions alone, so that every query casts one full vote.
+    # SnapStream, Eq. 3: only over the eligible positions, so that every query casts one full vote.
     "candidates": """
   bias = Where (is_eligible, no_vote, lowest)
   masked = Add (scores, bias)
@@ -89,3 +99,187 @@ STAGES = {"softmax": _SOFTMAX, "vote": _VOTE, "pool": _POOL, "group": _GROUP}
 
 DEFAULTS = {"softmax": "causal", "vote": "sum-squares", "pool": "avg", "group": "mean"}
 """Not SnapStream's vote (candidates, sum): squares of the model's own attention kept more."""
+
+CONSTANTS = """  s = Constant <value_int: int = @L_sink> ()
+  R = Constant <value_int: int = @L_recent> ()
+  k = Constant <value_ints: ints = @K> ()
+  zero = Constant <value_int = 0> ()
+  one = Constant <value_int = 1> ()
+  unused = Constant <value_int = -1> ()
+  rest = Constant <value_ints = [-1]> ()
+  window_axis = Constant <value_ints = [2]> ()
+  no_vote = Constant <value_float = 0.0> ()
+  ineligible = Constant <value_float = -1.0> ()
+  lowest = Constant <value_float = -3.0e38> ()
+"""
+
+ELIGIBLE = """  length = Squeeze (T)
+  position = Range (zero, length, one)
+  end = Sub (prompt_length, R)
+  after_sinks = GreaterOrEqual (position, s)
+  before_ring = Less (position, end)
+  is_outside = And (after_sinks, before_ring)
+  window = Add (s, R)
+  S = Add (window, k)
+  is_compressed = Greater (prompt_length, S)
+  is_eligible = And (is_outside, is_compressed)
+"""
+
+SCORES = """
+  # Scores [1, H, W, T], the query heads folded into their KV head for the product.
+  kv_heads = Shape <start = 0, end = 2> (key)
+  head_dim = Shape <start = 3> (key)
+  folded_shape = Concat <axis = 0> (kv_heads, rest, head_dim)
+  folded = Reshape (query_window, folded_shape)
+  factor32 = Constant <value_float: float = @scale> ()
+  factor = CastLike (factor32, key)
+  scaled = Mul (folded, factor)
+  # The keys come first, so that no transposed copy of them is made.
+  columns = Transpose <perm = [0, 1, 3, 2]> (scaled)
+  by_position = MatMul (key, columns)
+  products = Transpose <perm = [0, 1, 3, 2]> (by_position)
+  folded_scores = Cast <to = 1> (products)
+  per_query = Shape <start = 0, end = 3> (query_window)
+  per_query_shape = Concat <axis = 0> (per_query, T)
+%(scores)s
+"""
+
+KEPT = """
+  # The K highest, in the order of their positions; T marks an unused entry, and sorts last.
+  eligible = Where (is_eligible, group_vote, ineligible)
+  best, chosen = TopK <axis = -1, largest = 1, sorted = 1> (eligible, k)
+  is_none = Less (best, no_vote)
+  marked = Where (is_none, T, chosen)
+  ascending, order = TopK <axis = -1, largest = 0, sorted = 1> (marked, k)
+  past_end = Equal (ascending, T)
+  topk_positions = Where (past_end, unused, ascending)
+}
+"""
+
+_PLAIN = "  scores = Reshape (folded_scores, per_query_shape)"
+
+_SOFTCAPPED = """  uncapped = Reshape (folded_scores, per_query_shape)
+  softcap = Constant <value_float: float = @softcap> ()
+  capped = Div (uncapped, softcap)
+  bent = Tanh (capped)
+  scores = Mul (bent, softcap)"""
+
+_SNAPKV_SELECT = (
+    """
+<domain: "snapexport", opset_import: ["": 24]>
+SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale, softcap, softmax, vote, pool, group>
+    (query_window, key, prompt_length) => (topk_positions)
+{
+"""
+    + CONSTANTS
+    + """
+  # The eligible positions: s <= position < L - R, if L > S.
+  T = Shape <start = 2, end = 3> (key)
+"""
+    + ELIGIBLE
+    + SCORES
+    + """
+  # --softmax
+%(softmax)s
+  # --vote; only eligible positions get votes
+%(vote)s
+  eligibility = Cast <to = 1> (is_eligible)
+  votes = Mul (all_votes, eligibility)
+
+  # --pool
+%(pool)s
+  # --group
+  grouped_shape = Concat <axis = 0> (kv_heads, rest, T)
+  grouped = Reshape (pooled, grouped_shape)
+%(group)s"""
+    + KEPT
+)
+"""SnapKVSelect: the prompt positions that the observation window votes to keep (SnapKV, top-k).
+
+query_window [1,H,W,D], key [1,Hkv,T,D], prompt_length int64 [1]
+    -> topk_positions int64 [1,Hkv,K], ascending, -1 where unused.
+Attributes: L_sink, L_recent (int), K (ints, [K]), pool_kernel (ints, [1, P]), scale and softcap
+(float, 0: none), and the names of the vote's options (softmax, vote, pool, group). The body in a
+graph is written for that graph's options and pool kernel; a plugin reads both from the attributes.
+"""
+
+
+def snapkv_select(choices: Mapping[str, str], pool_kernel: int, softcapped: bool) -> Function:
+    """choices: an option of each stage of STAGES. softcapped: whether the model caps its scores."""
+    stages = {stage: options[choices[stage]] for stage, options in STAGES.items()}
+    stages["pool"] = pool_text(choices, pool_kernel)
+    text = _SNAPKV_SELECT % (stages | {"scores": scores_text(softcapped)})
+    return Function("SnapKVSelect", text, votes=True)
+
+
+def pool_text(choices: Mapping[str, str], pool_kernel: int) -> str:
+    """The stage `pool`."""
+    return STAGES["pool"][choices["pool"]] % {"kernel": f"[1, {pool_kernel}]"}
+
+
+def scores_text(softcapped: bool) -> str:
+    """The end of SCORES."""
+    return _SOFTCAPPED if softcapped else _PLAIN
+
+
+_SELECT_VOTED = (
+    """
+<domain: "snapexport", opset_import: ["": 24]>
+SelectVoted <L_sink, L_recent, K, pool_kernel> (largest, prompt_length) => (topk_positions)
+{
+"""
+    + CONSTANTS
+    + """
+  # The eligible positions: s <= position < L - R, if L > S.
+  T = Shape <start = 2, end = 3> (largest)
+"""
+    + ELIGIBLE
+    + """
+  eligibility = Cast <to = 1> (is_eligible)
+  all_votes = Unsqueeze (largest, window_axis)
+  votes = Mul (all_votes, eligibility)
+
+  # --pool
+%(pool)s
+  group_vote = Squeeze (pooled, window_axis)"""
+    + KEPT
+)
+"""SelectVoted: keeps the positions with the highest votes, which a method has counted.
+
+largest float32 [1,Hkv,T], prompt_length int64 [1]
+    -> topk_positions int64 [1,Hkv,K], ascending, -1 where unused.
+Attributes: L_sink, L_recent (int), K (ints, [K]), pool_kernel (ints, [1, P]). It is the end of
+SnapKVSelect: pool, then keep the K highest of the eligible positions.
+"""
+
+
+def select_voted(choices: Mapping[str, str], pool_kernel: int) -> Function:
+    """choices: an option of each stage. SelectVoted has only the stage `pool`."""
+    return Function("SelectVoted", _SELECT_VOTED % {"pool": pool_text(choices, pool_kernel)})
+
+
+QUERY_WINDOW = Function(
+    "QueryWindow",
+    """
+<domain: "snapexport", opset_import: ["": 24]>
+QueryWindow <L_obs> (query, chunk_length) => (query_window)
+{
+  W = Constant <value_ints: ints = @L_obs> ()
+  zero = Constant <value_int = 0> ()
+  one = Constant <value_int = 1> ()
+  width = Squeeze (W)
+  offsets = Range (zero, width, one)
+  first = Sub (chunk_length, W)
+  rows = Add (first, offsets)
+  clipped = Max (rows, zero)
+  query_window = Gather <axis = 2> (query, clipped)
+}
+""",
+)
+"""QueryWindow: the queries of a chunk's last W valid tokens.
+
+query [1,H,C,D], chunk_length int64 [1] -> query_window [1,H,W,D]. Attributes: L_obs (ints, [W]).
+
+A chunk of fewer than W tokens repeats its first query. This is harmless: so short a prompt has no
+eligible positions.
+"""

@@ -1,1 +1,1 @@
-"""Policy passes: put a cache policy into a traced graph. One pass, one file, one class."""
+"""Policy passes: put a cache policy into a traced graph. A pass is a class."""

@@ -6,8 +6,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract.names import DOMAIN, present_key
-from snapexport.graphs.functions import EXPERTS, NAMES
-from snapexport.graphs.functions.function import Function
+from snapexport.graphs.functions import EXPERTS, NAMES, Function
 from snapexport.graphs.markers import CACHE_ATTENTION
 
 

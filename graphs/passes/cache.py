@@ -39,19 +39,10 @@ def attend_with_cache(
     # A cache that isn't appended to is a ring, which holds only positions inside the window.
     attributes = attention_attributes(marker, slots if appends else 0)
     (query, key, value, *more), (out,) = cut(graph, marker)
-    states, storage = (
-        States(query, key, value),
-        storage_of(options.cache_dtype if options else None),
-    )
+    states = States(query, key, value)
+    storage = storage_of(options.cache_dtype if options else None)
     held = storage.held(graph, layer, states)
-    past = [
-        cache_like(held.key, names.past_key(layer), slots),
-        cache_like(held.value, names.past_value(layer), slots),
-    ]
-    present = [
-        cache_like(held.key, names.present_key(layer), slots),
-        cache_like(held.value, names.present_value(layer), slots),
-    ]
+    past, present = add_caches(graph, layer, held.key, held.value, slots)
     node(
         graph,
         CACHE_ATTENTION,
@@ -62,8 +53,6 @@ def attend_with_cache(
         valid_only=int(options is not None and options.attends_valid),
         **attributes,
     )
-    graph.inputs.extend(past)
-    graph.outputs.extend(present)
 
 
 def attend_to_cache_of(
@@ -98,6 +87,20 @@ def cache_like(states: gs.Tensor, name: str, slots: int) -> gs.Variable:
     """A cache tensor [B,Hkv,slots,D] for key or value states [B,Hkv,C,D]."""
     batch, kv_heads, _, head_dim = states.shape
     return gs.Variable(name, states.dtype, (batch, kv_heads, slots, head_dim))
+
+
+def add_caches(
+    graph: gs.Graph, layer: int, key: gs.Tensor, value: gs.Tensor, slots: int
+) -> tuple[list[gs.Variable], list[gs.Variable]]:
+    """Add a layer's past caches to the graph's inputs and its present ones to the outputs."""
+    past = [
+        cache_like(key, names.past_key(layer), slots),
+        cache_like(value, names.past_value(layer), slots),
+    ]
+    present = [cache_like(cache, names.present_of(cache.name), slots) for cache in past]
+    graph.inputs.extend(past)
+    graph.outputs.extend(present)
+    return past, present
 
 
 def query_heads(kv_heads: Sequence[int], queries: int) -> list[int]:

@@ -20,7 +20,7 @@ from snapexport.graphs.passes.base import (
     node,
     written,
 )
-from snapexport.graphs.passes.cache import attention_attributes, cache_like
+from snapexport.graphs.passes.cache import add_caches, attention_attributes, cache_like
 
 
 def chunk_of(marker: gs.Node, positions: int) -> int:
@@ -66,7 +66,7 @@ class Span:
     def of(
         cls, graph: gs.Graph, past_length: gs.Tensor, tokens: int, slots: int, chunk: int
     ) -> "Span":
-        """Of a chunk of `tokens` in a cache of `slots` positions."""
+        """The span of a chunk of `tokens` in a cache of `slots` positions."""
         (flat,) = node(graph, "Add", [past_length, computed_range(graph, 0, tokens)])
         (batched,) = node(graph, "Unsqueeze", [flat, int64s(graph, 0)])
         rows, count = column_of(graph, batched), min(slots, chunk + tokens)
@@ -95,14 +95,8 @@ def write_before_chunks(
     Returns what `attend_in_chunks` reads, there and in layers that read the same cache.
     """
     key, value = marker.inputs[1:3]
-    past = [
-        cache_like(key, names.past_key(layer), slots),
-        cache_like(value, names.past_value(layer), slots),
-    ]
-    present = [cache_like(cache, names.present_of(cache.name), slots) for cache in past]
+    past, present = add_caches(graph, layer, key, value, slots)
     caches = written(graph, past, [key, value], span.slot, present)
-    graph.inputs.extend(past)
-    graph.outputs.extend(present)
     return [key, value, *(span.read(graph, cache) for cache in caches), span.slot, span.mask]
 
 

@@ -53,7 +53,7 @@ class Storage:
         return states
 
     def query(self, graph: gs.Graph, layer: int, query: gs.Tensor) -> gs.Tensor:
-        """The same of queries alone, after `held` of the layer that writes the cache."""
+        """The same for only the queries, after `held` of the layer that writes the cache."""
         return query
 
     def attended(self, graph: gs.Graph, layer: int, states: States, out: gs.Tensor) -> gs.Tensor:
@@ -70,7 +70,7 @@ class Storage:
         return as_present(layer, kept)
 
     def rows(self, graph: gs.Graph, layer: int, chunk: Chunk) -> list[gs.Variable]:
-        """A chunk's keys and values, stored behind those that are cached."""
+        """A chunk's keys and values, stored after those that are cached."""
         return [chunk.key, chunk.value]
 
     def read(

@@ -13,23 +13,16 @@ from snapexport.graphs.targets.collectives import Collectives, DistCollectives, 
 from snapexport.graphs.targets.composed_linear_attention import ComposedLinearAttention
 from snapexport.graphs.targets.experts import ComposedExperts, MoE
 from snapexport.graphs.targets.fewer_nodes import FewerReshapes, SkipNorm
-from snapexport.graphs.targets.fused_matmul import FusedMatMul
 from snapexport.graphs.targets.group_query_attention import GroupQueryAttention, ValidSlots
 from snapexport.graphs.targets.inlined import inline_functions
-from snapexport.graphs.targets.integers import BlockGather, MatMulNBits
 from snapexport.graphs.targets.latent_attention import LatentAttention
 from snapexport.graphs.targets.linear_attention import LinearAttention
 from snapexport.graphs.targets.sinks import AttentionBesideExperts, SinkAttention
 from snapexport.graphs.targets.standard_attention import StandardAttention
-from snapexport.graphs.targets.tensorrt import (
-    Dequantized,
-    LinearGemm,
-    MaskedAttention,
-    VotesInTurn,
-    allow_plugins,
-    split_topk,
-)
-from snapexport.graphs.targets.voted_prefix import VotedPrefix
+from snapexport.graphs.targets.tensorrt_attention import MaskedAttention
+from snapexport.graphs.targets.tensorrt_weights import Dequantized, LinearGemm
+from snapexport.graphs.targets.votes import VotedPrefix, VotesInTurn, allow_plugins, split_topk
+from snapexport.graphs.targets.weights import BlockGather, FusedMatMul, MatMulNBits
 
 _COMPILED: tuple[Pass, ...] = (
     DistCollectives(),
@@ -42,6 +35,11 @@ _COMPILED: tuple[Pass, ...] = (
     LinearGemm(),
     VotesInTurn(),
 )
+"""In the forms that TensorRT's ONNX parser takes: TensorScatter writes caches (linear, 4-D, from a
+network input to a network output), masks are explicit, linear layers are Gemm, and every TopK is
+within the limit of TensorRT's layer. Calls of our functions stay: the parser takes the body, or the
+plugin of that name on request. The parser's documents and TensorRT for RTX's own parser
+(tests/rtx/) say which are accepted."""
 
 _PORTABLE: tuple[Pass, ...] = (
     Collectives(),

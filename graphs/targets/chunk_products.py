@@ -43,7 +43,7 @@ class Nodes:
         """exp of sums of decays: row i of those of the tokens l where [i,l] is true."""
         return self("Exp", self("MatMul", self.ones(where), decay))
 
-    def swapped(self, x: gs.Tensor) -> gs.Tensor:
+    def swap_last_axes(self, x: gs.Tensor) -> gs.Tensor:
         """The last two axes in each other's place."""
         return self("Transpose", x, perm=[0, 1, 2, 3, 5, 4])
 
@@ -64,7 +64,7 @@ class Products:
         the second of two neighbouring blocks of that size with the first, and 0 elsewhere.
         """
         nodes, at = self.nodes, np.arange(self.rows)
-        key_t = nodes.swapped(self.key)
+        key_t = nodes.swap_last_axes(self.key)
         between = nodes("Mul", self.decay, nodes.ones(at[:, None] > at))
         decays = nodes.factors(between, at[:, None] >= at)
         shown = nodes("Mul", nodes("MatMul", query, key_t), nodes.ones(at[:, None] >= at))
@@ -88,7 +88,7 @@ class Products:
             same = at[:, None] // size == at // size
             to_border = nodes.factors(self.decay, same & (at > at[:, None]))
             from_border = nodes.factors(self.decay, same & (at <= at[:, None]))
-            key_t = nodes.swapped(nodes("Mul", self.key, to_border))
+            key_t = nodes.swap_last_axes(nodes("Mul", self.key, to_border))
             pair = nodes.ones(neighbours(self.rows, size))
             of_query = nodes("MatMul", nodes("Mul", query, from_border), key_t)
             whole = nodes("Add", whole, nodes("Mul", of_query, pair))

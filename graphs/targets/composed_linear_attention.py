@@ -25,8 +25,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.passes.base import fresh, node
+from snapexport.graphs.targets.attention import scale_query
 from snapexport.graphs.targets.chunk_products import Nodes, Products, inverse
-from snapexport.graphs.targets.composed_attention import scale_query
 from snapexport.graphs.targets.linear_attention import LinearParts, linear_attentions
 
 LARGEST = 64
@@ -112,7 +112,7 @@ class ChunkedRecurrence:
         products, of_keys = choose(query, beta)
         return _SubChunk(
             query=nodes("Mul", query, read) if by_channel else query,
-            key_t=nodes.swapped(nodes("Mul", key, write) if by_channel else key),
+            key_t=nodes.swap_last_axes(nodes("Mul", key, write) if by_channel else key),
             value=value if beta is None else nodes("Mul", value, beta),
             products=products,
             first=nodes("Exp", self._of_state(decay, 0)),
@@ -127,7 +127,7 @@ class ChunkedRecurrence:
     def _of_state(self, x: gs.Tensor, row: int) -> gs.Tensor:
         """A row [..,n,d] as a factor of each row of a state, [..,d,1]."""
         ends = [self.nodes.ints(n) for n in (row, row + 1, 4)]
-        return self.nodes.swapped(self.nodes("Slice", x, *ends))
+        return self.nodes.swap_last_axes(self.nodes("Slice", x, *ends))
 
     def _tiles(self, x: gs.Tensor, heads: int) -> gs.Tensor:
         """[B,C,G*heads,d] or [B,C,G*heads] as [N,B,G,heads,n,d]."""
@@ -189,10 +189,8 @@ def _step(nodes: Nodes, parts: LinearParts) -> None:
     as_rows = nodes.ints(parts.batch, parts.heads, 1, -1)
     as_columns = nodes.ints(parts.batch, parts.heads, -1, 1)
     queries = parts.by_value_head(nodes.graph, scale_query(nodes.graph, parts.query, parts.scale))
-    keys, value = (
-        parts.by_value_head(nodes.graph, parts.key),
-        nodes("Reshape", parts.value, as_rows),
-    )
+    keys = parts.by_value_head(nodes.graph, parts.key)
+    value = nodes("Reshape", parts.value, as_rows)
     decay = nodes("Exp", nodes("Reshape", parts.decay, as_columns))
     state = nodes("Mul", parts.past, decay)
     if parts.beta is not None:

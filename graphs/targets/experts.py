@@ -45,16 +45,16 @@ class MoE:
             if marker.op not in (EXPERTS, BLOCK_EXPERTS) or not _is_swiglu(marker):
                 continue
             if marker.op == BLOCK_EXPERTS:
-                _quantized(graph, marker)
+                _replace_quantized(graph, marker)
             elif marker.inputs[0].dtype == np.float32:
-                _whole(graph, marker)
+                _replace_floats(graph, marker)
 
 
 def _is_swiglu(marker: gs.Node) -> bool:
     return bool(marker.attrs["gated"] and marker.attrs["activation"] == SWISH)
 
 
-def _whole(graph: gs.Graph, marker: gs.Node) -> None:
+def _replace_floats(graph: gs.Graph, marker: gs.Node) -> None:
     attributes = _moe_attributes(marker)
     (states, index, weights, gate_up, down, *biases), (out,) = cut(graph, marker)
     gate_up_bias, down_bias = biases or [gs.Variable.empty(), gs.Variable.empty()]
@@ -70,7 +70,7 @@ def _whole(graph: gs.Graph, marker: gs.Node) -> None:
     node(graph, "Mul", [shared, total], [out])
 
 
-def _quantized(graph: gs.Graph, marker: gs.Node) -> None:
+def _replace_quantized(graph: gs.Graph, marker: gs.Node) -> None:
     attributes = _moe_attributes(marker) | {
         "expert_weight_bits": marker.attrs["gate_up_bits"],
         "fc2_expert_weight_bits": marker.attrs["down_bits"],
@@ -78,7 +78,7 @@ def _quantized(graph: gs.Graph, marker: gs.Node) -> None:
         "normalize_routing_weights": 0,
     }
     (states, index, weights, *stored), (out,) = cut(graph, marker)
-    # Zeros that are left out at the end are no inputs.
+    # Zeros that are left out at the end are not inputs.
     stored += [gs.Variable.empty()] * (6 - len(stored))
     gate_up, gate_up_scales, gate_up_zeros, down, down_scales, down_zeros, *biases = stored
     gate_up_bias, down_bias = biases or [gs.Variable.empty(), gs.Variable.empty()]
@@ -164,7 +164,7 @@ def _formula(marker: gs.Node) -> Experts:
 
 
 def _attributes(marker: gs.Node) -> dict[str, Any]:
-    """Those of the function."""
+    """The attributes of the function."""
     rest = {name: one for name, one in marker.attrs.items() if name not in ("activation", "gated")}
     return rest | {"limit": rest["limit"] or _NO_LIMIT}
 

@@ -14,8 +14,12 @@ import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node, on_the_host, written
-from snapexport.graphs.targets.composed_attention import composed_attention, scale_query
-from snapexport.graphs.targets.masks import VisibleSlots, row_positions
+from snapexport.graphs.targets.attention import (
+    VisibleSlots,
+    composed_attention,
+    row_positions,
+    scale_query,
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class LatentAttention:
         up: key_up and value_up of the expanded form.
         """
         c_kv, k_rope = latents
-        keys, values = _expanded(graph, c_kv, *up) if up else (c_kv, c_kv)
+        keys, values = _expand(graph, c_kv, *up) if up else (c_kv, c_kv)
         parts = (0, keys.shape[3]), (keys.shape[3], query.shape[3])
         queries = [scale_query(graph, _columns(graph, query, *part), scale) for part in parts]
         products = list(zip(queries, (keys, k_rope), strict=True))
@@ -101,7 +105,7 @@ def _causal_mask(graph: gs.Graph, valid: gs.Tensor, end: gs.Tensor, rows: int) -
     return node(graph, "LessOrEqual", [slots, last])[0]
 
 
-def _expanded(
+def _expand(
     graph: gs.Graph, c_kv: gs.Tensor, key_up: gs.Tensor, value_up: gs.Tensor
 ) -> tuple[gs.Variable, gs.Variable]:
     """The heads' keys [B,H,S,n] and values [B,H,S,v]. key_up: [H,n,r], value_up: [H,r,v]."""

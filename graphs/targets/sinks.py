@@ -1,7 +1,7 @@
 """Adds attention's learned sinks: a further score of each head (gpt-oss), beside those of the keys.
 
 A row's weights over its keys and its head's sink add up to 1, and the sink's share goes to no
-value. Such a sink is no position and has no cache slot, unlike the L_sink first positions.
+value. Such a sink is not a position and has no cache slot, unlike the L_sink first positions.
 
 ONNX's Attention has no sinks: for runtimes of standard operators attention beside them is composed.
 ONNX Runtime's own operator takes them, and leaves only the rings that are read whole.
@@ -17,8 +17,7 @@ from snapexport.contract.targets import SINK_CHANNELS
 from snapexport.graphs.compression import Scores
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, EXPERTS, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, has_sink, int64s, node, written
-from snapexport.graphs.targets.composed_attention import composed_attention, scale_query
-from snapexport.graphs.targets.masks import VisibleSlots
+from snapexport.graphs.targets.attention import VisibleSlots, composed_attention, scale_query
 
 
 def take_sink(marker: gs.Node) -> gs.Tensor | None:
@@ -45,7 +44,7 @@ class SinkSlots:
         self._graph = graph
         self._masks: dict[str, gs.Tensor] = {}
 
-    def extended(
+    def extend(
         self, query: gs.Tensor, key: gs.Tensor, value: gs.Tensor, mask: gs.Tensor, sink: gs.Tensor
     ) -> list[gs.Tensor]:
         """Inputs [1,H,C,D+8], [1,Hkv,S+1,D+8] twice and bool [1,1,C,S+1] of attention, scale 1.
@@ -60,7 +59,7 @@ class SinkSlots:
     def _queries(self, query: gs.Tensor, sink: gs.Tensor) -> gs.Tensor:
         graph, (batch, heads, rows, width) = self._graph, query.shape
         (column,) = node(graph, "Reshape", [sink, int64s(graph, 1, heads, 1, 1)])
-        first = self._typed(_one(0, SINK_CHANNELS), query)
+        first = self._constant(_one(0, SINK_CHANNELS), query)
         (channels,) = node(graph, "Mul", [column, first])
         shape = int64s(graph, batch, heads, rows, SINK_CHANNELS)
         expanded = node(graph, "Expand", [channels, shape])
@@ -74,7 +73,7 @@ class SinkSlots:
         after = int64s(graph, *[0] * 7, SINK_CHANNELS)
         padded = node(graph, "Pad", [states, after])
         shape = int64s(graph, batch, kv_heads, 1, len(row))
-        rows = node(graph, "Expand", [self._typed(row, states), shape])
+        rows = node(graph, "Expand", [self._constant(row, states), shape])
         wide = (batch, kv_heads, slots + 1, width + SINK_CHANNELS)
         out = gs.Variable(fresh(graph, "with_sink"), states.dtype, wide)
         return node(graph, "Concat", [*padded, *rows], [out], axis=2)[0]
@@ -87,7 +86,7 @@ class SinkSlots:
             (self._masks[mask.name],) = node(self._graph, "Concat", [mask, *column], axis=-1)
         return self._masks[mask.name]
 
-    def _typed(self, values: NDArray[np.float32], states: gs.Tensor) -> gs.Tensor:
+    def _constant(self, values: NDArray[np.float32], states: gs.Tensor) -> gs.Tensor:
         constant = gs.Constant(fresh(self._graph, "const"), values)
         return node(self._graph, "CastLike", [constant, states])[0]
 

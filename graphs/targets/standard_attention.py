@@ -9,8 +9,7 @@ import onnx_graphsurgeon as gs
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import cut, int64s, node, written
 from snapexport.graphs.passes.storage import cast
-from snapexport.graphs.targets.composed_attention import scale_query
-from snapexport.graphs.targets.masks import WindowMasks
+from snapexport.graphs.targets.attention import WindowMasks, scale_query
 
 _NONE = gs.Variable.empty
 

@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 #include "launchers/gather.h"
-#include "tensorrt/log.h"
 
 namespace snapexport {
 

@@ -4,7 +4,6 @@
 //     -> present_key, present_value [1,Hkv,S,D]
 #pragma once
 
-#include "tensorrt/attributes.h"
 #include "tensorrt/plugin.h"
 
 namespace snapexport {

@@ -1,10 +1,11 @@
-// Base of both plugins: all of IPluginV3 except the attributes, the shapes and the launch.
+// Base of both plugins: all of IPluginV3 except the shapes and the launch; attributes and messages.
 //
 // A plugin's only state is its attributes. Shapes come with every call; TensorRT owns all memory.
 #pragma once
 
 #include <NvInferRuntime.h>
 
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,31 @@ namespace snapexport {
 constexpr const char* kVersion = "1";
 // TensorRT's parser looks for a plugin here when a node names no other.
 constexpr const char* kNamespace = "";
+
+// Writes a message to TensorRT's logger if there is one, else to stderr.
+void log_error(const std::string& message);
+void set_logger_finder(nvinfer1::ILoggerFinder* finder);
+
+// Reads and checks a plugin's attributes from TensorRT, by name.
+//
+// Throws std::invalid_argument for one that is missing, unknown, of a wrong type or out of range.
+// TensorRT's ONNX parser passes INT as kINT32 and STRING as kCHAR; kINT64 is accepted too.
+class Attributes {
+ public:
+  // known: the allowed names.
+  Attributes(const nvinfer1::PluginFieldCollection* fields, std::initializer_list<const char*> known);
+
+  int32_t integer(const char* name) const { return integers(name, 1)[0]; }
+  std::vector<int32_t> integers(const char* name, int count) const;
+  float real(const char* name) const;
+  // One of several words.
+  std::string word(const char* name, std::initializer_list<const char*> choices) const;
+
+ private:
+  const nvinfer1::PluginField& field(const char* name) const;
+
+  const nvinfer1::PluginFieldCollection* fields_;
+};
 
 // Tensors in the order of inputs, then outputs.
 struct Signature {

@@ -4,7 +4,6 @@
 #include <stdexcept>
 
 #include "launchers/select.h"
-#include "tensorrt/log.h"
 
 namespace snapexport {
 

@@ -5,7 +5,6 @@
 
 #include <array>
 
-#include "tensorrt/attributes.h"
 #include "tensorrt/plugin.h"
 
 namespace snapexport {

@@ -15,7 +15,7 @@ from snapexport.builder import build
 from snapexport.builder.graph_files import Traces
 from snapexport.builder.lint import lint_model
 from snapexport.contract.build_directory import Build
-from snapexport.graphs.recipe import Recipe
+from snapexport.graphs.method import Recipe
 from snapexport.graphs.surgery import finish
 
 Model = onnx.ModelProto

@@ -13,13 +13,8 @@ from onnx.helper import make_opsetid
 from snapexport.contract.vote import DEFAULT_POOL_KERNEL
 from snapexport.graphs.functions import EXPERTS
 from snapexport.graphs.functions.experts import Experts, experts
-from snapexport.graphs.functions.query_window import QUERY_WINDOW
-from snapexport.graphs.functions.ring_fill import RING_FILL
-from snapexport.graphs.functions.ring_slot import RING_SLOT
-from snapexport.graphs.functions.select_voted import select_voted
-from snapexport.graphs.functions.snapkv_select import snapkv_select
-from snapexport.graphs.functions.snapstream_gather import SNAPSTREAM_GATHER
-from snapexport.graphs.functions.vote import DEFAULTS
+from snapexport.graphs.functions.rings import RING_FILL, RING_SLOT, SNAPSTREAM_GATHER
+from snapexport.graphs.functions.vote import DEFAULTS, QUERY_WINDOW, select_voted, snapkv_select
 from snapexport.graphs.passes.base import called_functions
 from snapexport.graphs.surgery import IR_VERSION
 from snapexport.methods.calibrated.surgery import calibrated_votes

@@ -25,8 +25,8 @@ from snapexport.contract.slots import folded
 from snapexport.contract.targets import Target
 from snapexport.files.dtypes import BY_FLAG, DType
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
+from snapexport.graphs.method import Recipe
 from snapexport.graphs.passes.base import fresh, int64s, node
-from snapexport.graphs.recipe import Recipe
 from snapexport.graphs.surgery import IR_VERSION
 from snapexport.methods.table import graph_options
 from tests.facts import model_facts

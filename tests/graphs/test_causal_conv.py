@@ -36,7 +36,7 @@ def test_chunks_equal_one_convolution(batch: int, columns: int, width: int, bias
 
 
 @pytest.mark.parametrize("valid", range(7))
-def test_columns_behind_the_valid_ones_do_not_become_state(valid: int) -> None:
+def test_columns_after_the_valid_ones_do_not_become_state(valid: int) -> None:
     rng = np.random.default_rng(1)
     x, past = (rng.standard_normal((1, 6, n), np.float32) for n in (6, 3))
     weight = rng.standard_normal((6, 1, 4), np.float32)

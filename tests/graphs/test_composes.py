@@ -16,12 +16,10 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_specs import GraphFacts, Tensors
 from snapexport.errors import UserError
-from snapexport.graphs import kinds
-from snapexport.graphs import method as surgery
-from snapexport.graphs.method import MethodSurgery
+from snapexport.graphs import method, surgery
+from snapexport.graphs.method import GraphSurgery, MethodSurgery, Recipe, Size
 from snapexport.graphs.method import surgeries as known
 from snapexport.graphs.passes.base import Pass, node
-from snapexport.graphs.recipe import GraphSurgery, Recipe, Size
 from snapexport.methods import table
 from snapexport.methods.method import Method
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
@@ -71,8 +69,8 @@ def toy_kind(kind: GraphKind = TOY) -> Iterator[None]:
     toy = Method(name="toy", home="", is_on=lambda geometry, options: True, kinds=(kind,))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "METHODS", (*table.METHODS, toy))
-        patch.setattr(surgery, "surgeries", lambda recipe: [*known(recipe), SURGERY])
-        patch.setattr(kinds, "surgeries", surgery.surgeries)
+        patch.setattr(method, "surgeries", lambda recipe: [*known(recipe), SURGERY])
+        patch.setattr(surgery, "surgeries", method.surgeries)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Decode attention over valid cache slots alone: equal to that over all, and in place."""
+"""Decode attention over only the valid cache slots: equal to that over all, and in place."""
 
 from pathlib import Path
 from typing import Any

@@ -33,7 +33,7 @@ def run(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_function_body_has_standard_operators_alone(name: str) -> None:
+def test_every_function_body_has_only_standard_operators(name: str) -> None:
     proto = function(name)
     assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", 24)]
     assert {node.domain for node in proto.node} == {""}

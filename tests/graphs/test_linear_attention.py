@@ -57,7 +57,7 @@ def test_a_chunk_and_a_step_equal_the_recurrence(target: Target, tokens: int, ki
     target=st.sampled_from(FORMS),
     seed=st.integers(0, 99),
 )
-def test_padded_tokens_leave_the_state_alone(
+def test_padded_tokens_do_not_change_the_state(
     kind: str, tokens: int, padding: int, decay: float, target: Target, seed: int
 ) -> None:
     valid = max(tokens - padding, 0)
@@ -91,7 +91,7 @@ def test_keys_on_one_line_without_decay_lose_no_digits(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("target", FORMS)
-def test_weak_decays_behind_strong_ones_lose_no_digits(target: Target, kind: str) -> None:
+def test_weak_decays_after_strong_ones_lose_no_digits(target: Target, kind: str) -> None:
     """Differences of their sums would."""
     inputs = replace(KINDS[kind], tokens=128).random(0, decay=1e-2)
     inputs["decay"][:, ::5] = -1e4

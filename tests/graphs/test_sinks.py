@@ -13,8 +13,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from snapexport.contract.targets import FusedShapes, Target
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import node
-from snapexport.graphs.targets import TARGET_PASSES
-from snapexport.graphs.targets.tensorrt import masked_attention
+from snapexport.graphs.targets import TARGET_PASSES, tensorrt_attention
 from tests.graphs import bodies
 from tests.graphs.bodies import exported
 
@@ -106,7 +105,7 @@ CASES = {
 def compare(target: Target, name: str) -> None:
     batch, rows, slot, valid, attributes = CASES[name]
     if attributes["valid_only"] and target != "onnxruntime":
-        pytest.skip("no operator reads valid cache slots alone")
+        pytest.skip("no operator reads only valid cache slots")
     inputs = with_cache(batch, rows, slot, valid)
     got = run(marked(CACHE_ATTENTION, inputs, **attributes), target, inputs)
     key, value = (written(inputs, part) for part in ("key", "value"))
@@ -128,7 +127,7 @@ def test_fused_attention_with_a_slot_for_the_sink_equals_transformers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In fp32, which the builder composes: as if it had a fused kernel for it."""
-    monkeypatch.setattr(masked_attention, "MEASURED_SHAPES", EVERY_SHAPE)
+    monkeypatch.setattr(tensorrt_attention, "MEASURED_SHAPES", EVERY_SHAPE)
     compare("tensorrt", name)
 
 
@@ -156,5 +155,5 @@ def test_a_whole_prompt_beside_sinks_equals_transformers(target: Target, window:
 def test_a_fused_whole_prompt_with_a_slot_for_the_sink_equals_transformers(
     window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masked_attention, "MEASURED_SHAPES", EVERY_SHAPE)
+    monkeypatch.setattr(tensorrt_attention, "MEASURED_SHAPES", EVERY_SHAPE)
     whole_prompt("tensorrt", window)

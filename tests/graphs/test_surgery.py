@@ -39,7 +39,7 @@ def test_a_graph_carries_just_the_functions_that_it_calls(tiny_build: Build) -> 
     assert functions == {"compress": {"SnapKVSelect", "SnapStreamGather"}, "decode": {"RingSlot"}}
 
 
-def test_the_portable_target_has_standard_operators_alone(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_portable_target_has_only_standard_operators(checkpoint: Path, tmp_path: Path) -> None:
     made = build(checkpoint, tmp_path / "b", L_max=64, target="portable", baseline=True)
     for name in made.manifest.graphs:
         assert domains(load(made, name)) <= {"", "snapexport"}

@@ -14,11 +14,11 @@ from snapexport.builder.graph_files import Traces
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.graphs import surgery
+from snapexport.graphs.method import Recipe
 from snapexport.graphs.passes.base import Pass, int64s, node
-from snapexport.graphs.recipe import Recipe
 from snapexport.graphs.targets import standard_attention
 from snapexport.graphs.targets.fewer_nodes import FewerReshapes, SkipNorm
-from snapexport.graphs.targets.fused_matmul import FusedMatMul
+from snapexport.graphs.targets.weights import FusedMatMul
 from tests.graphs.bodies import Arrays, exported, run
 
 

@@ -20,7 +20,8 @@ from onnx.helper import make_node
 from snapexport.builder.derive import derive
 from snapexport.builder.lint import lint_build
 from snapexport.contract.build_directory import Build
-from snapexport.graphs.targets.tensorrt import masked_attention, split_topk, votes
+from snapexport.graphs.targets import tensorrt_attention, votes
+from snapexport.graphs.targets.votes import split_topk
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.builds import build
 from tests.graphs.bodies import calling, function, run
@@ -55,7 +56,7 @@ def test_fused_attention_by_kv_head_agrees_with_the_oracle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In fp32, which the builder composes: as if it had a fused kernel for it."""
-    monkeypatch.setattr(masked_attention, "MEASURED_SHAPES", EVERY_SHAPE)
+    monkeypatch.setattr(tensorrt_attention, "MEASURED_SHAPES", EVERY_SHAPE)
     case = Case("qwen3", target="tensorrt", prefill_chunk=32, L_recent=13)
     graph = onnx.shape_inference.infer_shapes(load(cases.built(case), "prefill")).graph
     attentions = [node for node in graph.node if is_attention(node)]
@@ -115,7 +116,7 @@ def test_lint_finds_nothing_in_builds_for_tensorrt(case: Case) -> None:
     assert lint_build(made, "tensorrt") == []
 
 
-def test_tensorrt_target_graphs_have_standard_operators_alone(tensorrt_build: Build) -> None:
+def test_tensorrt_target_graphs_have_only_standard_operators(tensorrt_build: Build) -> None:
     for name in tensorrt_build.manifest.graphs:
         model = load(tensorrt_build, name)
         assert {node.domain for node in model.graph.node} <= {"", "snapexport"}

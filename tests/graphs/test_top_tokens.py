@@ -183,7 +183,7 @@ def test_outputs_with_and_without_top_tokens_are_equal(case: Case, baseline: boo
     assert ours.score(prompts, scored) == plain.score(prompts, scored)
 
 
-def test_nan_in_one_batch_slot_ends_its_request_alone(tmp_path: Path) -> None:
+def test_nan_in_one_batch_slot_ends_only_its_request(tmp_path: Path) -> None:
     """A token whose embedding is NaN: in a prompt, and fed in decode."""
     broken, token = tmp_path / "broken", 77
     transformers = pytest.importorskip("transformers")

@@ -17,7 +17,7 @@ from snapexport.exporter.model.probe import look
 from snapexport.exporter.read.families import family_of
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError
-from snapexport.graphs.passes.decode_cache import DecodeCache
+from snapexport.graphs.passes.decode import DecodeCache
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.builds import build
 from tests.oracle import cases

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from snapexport.plugins import compiling
+from snapexport.plugins import binding
 from tests.store import Store
 
 
@@ -23,7 +23,7 @@ class Libraries:
         """The library that `command` makes, given where. Another worker's is waited for."""
 
         def compiled() -> bytes:
-            compiling.build(command(partial))
+            binding.compile_library(command(partial))
             return partial.read_bytes()
 
         known = key(command(Path("out")))

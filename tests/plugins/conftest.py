@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.plugins import compiling
+from snapexport.plugins import binding
 from tests.plugins.compiled import Libraries
 from tests.plugins.emulated import Emulated
 from tests.plugins.loud import skip_loudly
@@ -29,7 +29,7 @@ def libraries(store: Store | None, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def emulated_library(compiler: str, libraries: Libraries) -> Path:
-    return libraries.make("emulated", lambda out: compiling.emulator_command(out, compiler))
+    return libraries.make("emulated", lambda out: binding.emulator_command(out, compiler))
 
 
 @pytest.fixture(scope="session")

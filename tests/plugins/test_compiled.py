@@ -19,7 +19,7 @@ def test_library_is_compiled_once_for_equal_sources_and_flags(
     source.write_text('#include "one.h"\nextern "C" int one() { return ONE; }\n')
     made: list[list[str]] = []
     workers = count()
-    monkeypatch.setattr(compiled.compiling, "build", lambda command: record(made, command))
+    monkeypatch.setattr(compiled.binding, "compile_library", lambda command: record(made, command))
     store = Store(tmp_path / "store")
 
     def make(*flags: str) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.plugins import compiling
+from snapexport.plugins import binding
 from snapexport.plugins.binding import Launchers, SelectProblem
 from tests.plugins.compiled import Libraries
 from tests.plugins.emulated import Emulated
@@ -27,7 +27,7 @@ def gpu_library(libraries: Libraries) -> Path:
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if nvcc is None:
         skip_loudly("no nvcc: NO KERNEL WAS COMPILED FOR A GPU")
-    return libraries.make("launchers", lambda out: compiling.gpu_command(out, "90", nvcc))
+    return libraries.make("launchers", lambda out: binding.gpu_command(out, "90", nvcc))
 
 
 def test_gpu_library_exports_the_c_interface(gpu_library: Path) -> None:
@@ -55,7 +55,7 @@ def test_plugin_source_layer_includes_only_lower_layers(layer: str) -> None:
         "kernels": {"kernels", "emulator.h", "cuda_runtime.h"},
         "launchers": {"kernels", "launchers"},
     }[layer]
-    for source in (compiling.HOME / layer).iterdir():
+    for source in (binding.HOME / layer).iterdir():
         for name in re.findall(r'#include [<"]([^>"]+)[>"]', source.read_text()):
             is_standard = re.fullmatch(r"[a-z_]+", name)
             assert is_standard or name.split("/")[0] in allowed, f"{source.name}: {name}"
@@ -64,7 +64,7 @@ def test_plugin_source_layer_includes_only_lower_layers(layer: str) -> None:
 def test_cmake_without_tensorrt_headers_says_that_plugins_are_left_out(tmp_path: Path) -> None:
     if not shutil.which("cmake") or not shutil.which("nvcc"):
         skip_loudly("no cmake or no nvcc: CMakeLists.txt was NOT RUN")
-    command = ["cmake", "-S", str(compiling.HOME), "-B", str(tmp_path)]
+    command = ["cmake", "-S", str(binding.HOME), "-B", str(tmp_path)]
     done = subprocess.run(
         [*command, "-DCMAKE_CUDA_ARCHITECTURES=90-real"], capture_output=True, text=True, check=True
     )

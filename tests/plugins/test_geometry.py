@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from snapexport.contract.slots import LayerGeometry
-from snapexport.plugins import compiling
+from snapexport.plugins import binding
 from tests.plugins.compiled import Libraries
 
 
@@ -15,7 +15,7 @@ from tests.plugins.compiled import Libraries
 def native(compiler: str, libraries: Libraries) -> ctypes.CDLL:
     source = Path(__file__).with_name("geometry_api.cpp")
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    command = [compiler, *flags, f"-I{compiling.HOME}", str(source), "-o"]
+    command = [compiler, *flags, f"-I{binding.HOME}", str(source), "-o"]
     library = libraries.make("geometry", lambda out: [*command, str(out)])
     return ctypes.CDLL(str(library))
 
@@ -77,7 +77,7 @@ def test_queries_of_eight_lanes_have_no_bank_conflicts(native: ctypes.CDLL) -> N
         assert len(np.unique(banks)) == 32
 
 
-def test_staged_votes_lie_apart_and_have_no_bank_conflicts(native: ctypes.CDLL) -> None:
+def test_staged_votes_are_apart_and_have_no_bank_conflicts(native: ctypes.CDLL) -> None:
     for width in (1, 31, 4097):
         out = filled(2048 + width - 1)
         assert native.staged(width, at(out)) > out.max() * 4

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from snapexport.plugins import compiling
+from snapexport.plugins import binding
 from tests.graphs.bodies import function
 from tests.plugins.body import call_body
 from tests.plugins.compiled import Libraries
@@ -55,10 +55,9 @@ def built(
     libraries: Libraries,
 ) -> Built:
     flags = "-std=c++17 -Wall -Wextra -Werror -shared -fPIC".split()
-    command = [compiler, *flags, *includes(request.param), f"-I{compiling.HOME}"]
-    layer = compiling.HOME / "tensorrt"
-    exports = set(layer.glob("exports_*.cpp"))
-    sources = [str(path) for path in sorted(set(layer.glob("*.cpp")) - exports)]
+    command = [compiler, *flags, *includes(request.param), f"-I{binding.HOME}"]
+    layer = binding.HOME / "tensorrt"
+    sources = [str(path) for path in sorted(layer.glob("*.cpp"))]
     kernels = [str(emulated_library), f"-Wl,-rpath,{emulated_library.parent}"]
     hidden = ["-fvisibility=hidden", *sources]
 
@@ -66,9 +65,8 @@ def built(
         return libraries.make(name, lambda out: [*command, *words, "-o", str(out)])
 
     stub = made("stub", str(HERE / "registry.cpp"), "-ldl")
-    kinds = ("loadable", "registering")
-    exporting = {kind: str(layer / f"exports_{kind}.cpp") for kind in kinds}
-    return Built(stub, *(made(kind, *hidden, exporting[kind], *kernels) for kind in kinds))
+    ways = {"loadable": (), "registering": ("-DSNAPEXPORT_REGISTERING",)}
+    return Built(stub, *(made(name, *flag, *hidden, *kernels) for name, flag in ways.items()))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
-from snapexport.plugins import compiling
+from snapexport.plugins import binding
 from tests.plugins.loud import skip_loudly
 from tests.rtx.conftest import SMALL
 from tests.rtx.library import ask
@@ -27,7 +27,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not shutil.which("cmake") or not shutil.which("nvcc"):
         skip_loudly("no cmake or no nvcc: THE REAL PARSER WAS NOT ASKED TO TAKE OUR PLUGINS")
     folder = tmp_path_factory.mktemp("plugins")
-    configure = ["cmake", "-S", str(compiling.HOME), "-B", str(folder)]
+    configure = ["cmake", "-S", str(binding.HOME), "-B", str(folder)]
     options = [f"-DSNAPEXPORT_TENSORRT_INCLUDE_DIR={STUB}", "-DCMAKE_CUDA_ARCHITECTURES=89-real"]
     make = ["cmake", "--build", str(folder), "--target", "snapexport_loadable"]
     for command in (configure + options, make):

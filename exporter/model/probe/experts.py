@@ -51,7 +51,7 @@ def form_of_experts(model: nn.Module, config: "PretrainedConfig") -> ExpertForm 
                 if form is None:
                     raise UserError(
                         f"the model's experts ({name}) compute a formula that no graph has, or "
-                        "don't lie in stacks",
+                        "are not in stacks",
                         "only an up and a down matrix, with a gate or without, and SiLU, GELU, "
                         "ReLU or its square can be built",
                     )

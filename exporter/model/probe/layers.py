@@ -151,18 +151,15 @@ def require_said_types(config: Any, layers: Sequence[Layer]) -> None:
     types, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     if not isinstance(types, list) or len(types) != len(layers):
         return
+    limit = int(config.max_position_embeddings)
     for index, (said, layer) in enumerate(zip(types, layers, strict=True)):
-        slides = said == "sliding_attention" and not layer.window and (window or 0) < _limit(config)
+        slides = said == "sliding_attention" and not layer.window and (window or 0) < limit
         if slides or (said == "chunked_attention" and not layer.chunk):
             raise UserError(
                 f"layers of type '{said}' are not supported in a model_type "
                 f"'{config.model_type}': layer {index} attends to all positions",
                 CORRECT,
             )
-
-
-def _limit(config: Any) -> int:
-    return int(config.max_position_embeddings)
 
 
 def _first_with(calls: Sequence[Call], call: Call) -> int:

@@ -32,7 +32,6 @@ _EXPERTS, _CHOSEN, _GROUPS, _CHOSEN_GROUPS = 16, 4, 4, 2
 _VOCABULARY = 257
 _ATTENTION_HEADS = re.compile(r"(\w+_)?(num_attention_heads|n_heads?|num_heads)(_per_layer)?")
 _KV_HEADS = re.compile(r"(\w+_)?num_(\w+_)?key_value_heads(_per_layer)?|num_kv_heads")
-_ROPE_DIM = ("qk_rope_head_dim", "rotary_dim")
 _SECTIONS, _PAIRS = "mrope_section", 4
 _SIZES: tuple[tuple[str, int], ...] = (
     (r"vocab_size(_per_layer_input)?", _VOCABULARY),
@@ -144,7 +143,7 @@ def require_local(inside: Any, layers: str) -> None:
             where = f"layer {place - 1} mixes" if place else "the decoder mixes"
             raise UserError(
                 f"{where} positions outside of attention, or makes positions of its own",
-                "only decoders whose layers hold keys and values alone can be built",
+                "only decoders whose layers hold only keys and values can be built",
             )
     if not all(map(_is_close, in_order, counted)):
         raise UserError(

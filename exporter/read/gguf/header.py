@@ -199,7 +199,7 @@ def _parse(
     stored = _unique((cursor.name(), _tensor(cursor, blocks)) for _ in range(tensors))
     alignment = metadata.get(_ALIGNMENT, 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment.bit_count() != 1:
-        raise ValueError(f"{_ALIGNMENT} is {alignment!r:.100}, no power of two up to {1 << 20}")
+        raise ValueError(f"{_ALIGNMENT} is {alignment!r:.100}, not a power of two up to {1 << 20}")
     start = -(-cursor.at // alignment) * alignment
     placed = {name: replace(one, offset=start + one.offset) for name, one in stored.items()}
     _require_places(placed, size)
@@ -235,7 +235,7 @@ def _require_places(tensors: Mapping[str, StoredTensor], size: int) -> None:
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
         if tensor.offset < end:
-            raise ValueError(f"two tensors lie in the bytes of {name!r:.100}")
+            raise ValueError(f"two tensors share the bytes of {name!r:.100}")
         end = tensor.offset + tensor.nbytes
         if end > size:
             raise ValueError(f"the file ends before the end of {name!r:.100}")
@@ -247,7 +247,7 @@ def list_of_texts(header: GgufHeader, key: str) -> list[str]:
     if listed is None or not listed.length:
         return []
     if listed.kind != TEXT:
-        raise UserError(f"{header.file}: {key} is no list of texts", DOWNLOAD_AGAIN)
+        raise UserError(f"{header.file}: {key} is not a list of texts", DOWNLOAD_AGAIN)
     try:
         return list(_texts(header.file, listed))
     except UnicodeDecodeError:
@@ -260,7 +260,7 @@ def list_of_numbers(header: GgufHeader, key: str) -> NDArray[np.float64]:
     if listed is None or not listed.length:
         return np.empty(0)
     if listed.kind == TEXT:
-        raise UserError(f"{header.file}: {key} is no list of numbers", DOWNLOAD_AGAIN)
+        raise UserError(f"{header.file}: {key} is not a list of numbers", DOWNLOAD_AGAIN)
     dtype = np.dtype(NUMBERS[listed.kind].format)
     return np.fromfile(header.file, dtype, listed.length, offset=listed.at).astype(np.float64)
 

@@ -32,7 +32,7 @@ def _words(numbers: str, letters: str = rf"{_FIRST}\p{{L}}+", after: str = r"[\r
     return rf"{letters}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+{after}|{_LINES}|{_SPACES}"
 
 
-def _cased(numbers: str, endings: str = "", after: str = r"[\r\n/]*") -> str:
+def _case_words(numbers: str, endings: str = "", after: str = r"[\r\n/]*") -> str:
     """Words as `_words`, with a word split before its capitals."""
     letters = rf"{_FIRST}{_UPPER}*{_LOWER}+{endings}|{_FIRST}{_UPPER}+{_LOWER}*{endings}"
     return _words(numbers, letters, after)
@@ -143,7 +143,7 @@ SPLITTINGS: Mapping[str, Splitting] = {
         Splitting((_THREES, _CJK, _DEEPSEEK3)),
     ),
     **_all("spark2_5", Splitting((_THREES, _CJK, rf"{_MARKS}|[\r\n]|{_SPACES}", _DIGIT))),
-    **_all("youtu", Splitting((_YOUTU, _cased(_DIGIT, f"{_ENDINGS}?")), ignores_merges=True)),
+    **_all("youtu", Splitting((_YOUTU, _case_words(_DIGIT, f"{_ENDINGS}?")), ignores_merges=True)),
     **_all("falcon", Splitting((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"))),
     **_all(
         "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2",
@@ -163,18 +163,19 @@ SPLITTINGS: Mapping[str, Splitting] = {
     **_all("laguna", Splitting((r"[^\n]+|[\n]+", _QWEN2))),
     **_all("poro-chat bloom gpt3-finnish", Splitting((_PHRASE,))),
     **_all("viking", Splitting((_PHRASE, _DIGIT))),
-    **_all("tekken", Splitting((_cased(_DIGIT),), ignores_merges=True, adds_bos=True)),
+    **_all("tekken", Splitting((_case_words(_DIGIT),), ignores_merges=True, adds_bos=True)),
     **_all("chameleon", Splitting(_CHAMELEON, adds_bos=True)),
     **_all(
-        "gpt-4o llama4 kanana2 talkie minimax-m2", Splitting((_cased(_THREES, f"{_ENDINGS}?"),))
+        "gpt-4o llama4 kanana2 talkie minimax-m2",
+        Splitting((_case_words(_THREES, f"{_ENDINGS}?"),)),
     ),
     **_all(
         "granite-embed-multi-97m",
-        Splitting((_cased(_THREES, f"{_ENDINGS}?"),), ignores_merges=True),
+        Splitting((_case_words(_THREES, f"{_ENDINGS}?"),), ignores_merges=True),
     ),
     **_all(
         "tiny_aya cohere2moe",
-        Splitting((_THREES_FROM_THE_END, _cased(_THREES, f"{_ENDINGS}?"))),
+        Splitting((_THREES_FROM_THE_END, _case_words(_THREES, f"{_ENDINGS}?"))),
     ),
     **_all("kimi-k2", Splitting((_words(_THREES, _KIMI),))),
     **_all("superbpe", Splitting((r"\p{N}+", r"\d{1,3}(?=(?:\d{3})*(?!\d))"))),

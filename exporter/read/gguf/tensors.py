@@ -199,7 +199,7 @@ def _multiply(
         values = _dequantize(_raw(stored.file or header.file, stored), stored.kind).reshape(-1)
     if not isinstance(tensor, GgufIntegers) or not values.size or not 0 < values[0] < np.inf:
         raise UserError(
-            f"the tensor {stem}.{_FACTOR} of {header.file} is no factor of quantized weights",
+            f"the tensor {stem}.{_FACTOR} of {header.file} is not a factor of quantized weights",
             ORIGINAL,
         )
     return replace(tensor, factor=float(values[0]))

@@ -156,7 +156,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     for merge in found:
         at = merge.find(" ", 1)  # a token may be a space itself
         if at < 0:
-            raise unusable(vocabulary.header, f"its merge {merge!r:.100} is no pair of tokens")
+            raise unusable(vocabulary.header, f"its merge {merge!r:.100} is not a pair of tokens")
         left, right = merge[:at], merge[at + 1 :]
         if left in known and right in known and left + right in known:
             pairs.append((left, right))

@@ -170,7 +170,7 @@ def _kinds(header: GgufHeader, count: int) -> list[int]:
     if len(found) < count:
         raise unusable(header, f"it has {len(found)} types of {count} tokens")
     if not np.isfinite(found).all():
-        raise unusable(header, "it has types of tokens that are no numbers")
+        raise unusable(header, "it has types of tokens that are not numbers")
     return [int(kind) for kind in found[:count]]
 
 

@@ -23,7 +23,7 @@ from snapexport.errors import UserError
 from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.weights.arranged import InTurn, Stack
 from snapexport.exporter.weights.readers.fp8 import Fp8Tensor
-from snapexport.exporter.weights.tensor_file import Calculated, Tensor, hole
+from snapexport.exporter.weights.tensor_file import Calculated, Tensor, hole, in_blocks
 from snapexport.files.copying import is_hole
 from snapexport.files.dtypes import DType
 
@@ -52,17 +52,14 @@ class RowScales(Calculated):
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks whose size is a multiple of `multiple`."""
         rows, count = self.shape[0], self.weight.grid[1] if self.in_blocks else 1
-        span, step = self.weight.scales, max(1, most // multiple) * multiple
+        span = self.weight.scales
         with span.file.open("rb") as file:
             if is_hole(file.fileno(), span.offset, span.offset + span.nbytes):
-                sizes = (min(step, rows * count - start) for start in range(0, rows * count, step))
-                yield from (hole(size, np.dtype(np.float32)) for size in sizes)
-                return
+                return in_blocks(hole(rows * count, np.dtype(np.float32)), multiple, most)
         factors = self.weight.factors()
         self._require_range(factors)
         of_rows = factors.repeat(self.weight.block[0], axis=0)[:rows]
-        repeated = np.ascontiguousarray(of_rows[:, :count]).reshape(-1)
-        yield from (repeated[start : start + step] for start in range(0, repeated.size, step))
+        return in_blocks(np.ascontiguousarray(of_rows[:, :count]).reshape(-1), multiple, most)
 
     def _require_range(self, factors: NDArray[np.float32]) -> None:
         if self.dtype_of_weights == "fp16" and factors.max() * _LARGEST > _FP16_LARGEST:

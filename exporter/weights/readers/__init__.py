@@ -1,4 +1,4 @@
-"""Reads `quantization_config` of a config.json. Refuses what would change the weights unread."""
+"""Reads `quantization_config` of a config.json. Refuses keys that must not be ignored."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

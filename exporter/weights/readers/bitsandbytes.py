@@ -73,7 +73,7 @@ class BitsAndBytes(Quantization):
                 has[bits] = has.get(bits, False) or value
         require_value("load_in_8bit", has[8], (not has[4],))
         require_values(cls.kind, given, _VALUES, _NEUTRAL)
-        notes = ("weights in nf4 and fp4 are no integers: they are dequantized",)
+        notes = ("weights in nf4 and fp4 are not integers: they are dequantized",)
         return cls(4, notes) if has[4] else cls(8)
 
     def tensors(self, stored: Spans) -> dict[str, Tensor]:
@@ -134,7 +134,7 @@ def _state(stem: str, span: TensorSpan) -> dict[str, Any]:
             found = None
         if isinstance(found, dict):
             return found
-    raise UserError(f"the quant_state of the tensor {stem} is no table", AGAIN)
+    raise UserError(f"the quant_state of the tensor {stem} is not a table", AGAIN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +224,7 @@ def _shape(name: str, value: object) -> tuple[int, int]:
         rows, columns = value
         if all(type(one) is int and 0 < one < 1 << 31 for one in value):
             return rows, columns
-    raise UserError(f"the shape of the tensor {name} is {value!r:.100}: no matrix", AGAIN)
+    raise UserError(f"the shape of the tensor {name} is {value!r:.100}, not a matrix's", AGAIN)
 
 
 def _block(name: str, value: object) -> int:

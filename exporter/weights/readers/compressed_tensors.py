@@ -97,7 +97,7 @@ class Scheme:
 def read_scheme(name: str, given: object) -> Scheme | None:
     """A scheme of `config_groups`; None if it has no weights. Raises UserError."""
     if not isinstance(given, dict):
-        raise UserError(f"{KEY}: the group {name:.100} is no table", "correct config.json")
+        raise UserError(f"{KEY}: the group {name:.100} is not a table", "correct config.json")
     known = {key: given.get(key) for key in ("targets", "weights")}
     activations = ("input_activations", "output_activations", "format")
     require_values("compressed-tensors", given, {}, (*known, *activations))
@@ -105,7 +105,7 @@ def read_scheme(name: str, given: object) -> Scheme | None:
     if (weights := known["weights"]) is None:
         return None
     if not isinstance(weights, dict):
-        raise UserError(f"{KEY}: the weights of {name:.100} are no table", "correct config.json")
+        raise UserError(f"{KEY}: the weights of {name:.100} are not a table", "correct config.json")
     return _scheme(tuple(map(_target, known["targets"] or ())), dict(weights))
 
 
@@ -161,7 +161,7 @@ def _target(target: str) -> str:
     except (re.error, OverflowError, RecursionError):
         pass
     raise UserError(
-        f"{KEY}: the target {target!r:.100} is no regular expression, or too long a one",
+        f"{KEY}: the target {target!r:.100} is not a regular expression, or is too long",
         "correct config.json",
     )
 
@@ -209,7 +209,7 @@ class CompressedTensors(OfParts):
         if isinstance(sparsity, dict) and sparsity.get("format") == "dense":
             del given["sparsity_config"]
         if not isinstance(groups, dict):
-            raise UserError(f"{KEY}: config_groups is no table of groups", "correct config.json")
+            raise UserError(f"{KEY}: config_groups is not a table of groups", "correct config.json")
         require_values(cls.kind, given, _VALUES, _NEUTRAL)
         read = tuple(read_scheme(name, one) for name, one in groups.items())
         schemes = tuple(one for one in read if one)

@@ -178,7 +178,7 @@ class Fp8Tensor(Calculated):
         return len(self.scales.shape) < 2 or self.scales.shape[1] == 1
 
     def factors(self) -> NDArray[np.float32]:
-        """The scale of each block in fp32. Raises UserError for one that is no factor."""
+        """The scale of each block in fp32. Raises UserError for one that is not a factor."""
         stored = map_bytes(self.scales).view(_SCALE_TYPES[self.scales.dtype])
         shape = self.scales.shape if len(self.scales.shape) == 2 else (-1, 1)
         factors: NDArray[np.float32] = stored.astype(np.float32).reshape(shape)

@@ -127,7 +127,7 @@ def _dynamic(value: object) -> bool:
     if value is None:
         return False
     if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
-        raise UserError(f"{KEY}: dynamic is no table of modules", "correct config.json")
+        raise UserError(f"{KEY}: dynamic is not a table of modules", "correct config.json")
     for of_modules in value.values():
         require_values("gptq", of_modules, {}, ("bits", "group_size", "desc_act", "sym", *_NEUTRAL))
     return bool(value)
@@ -196,7 +196,7 @@ def read_auto_round(given: dict[str, Any]) -> Quantization:
     require_names("modules_to_not_convert", given.pop("modules_to_not_convert", None))
     layers = given.pop("extra_config", None) or {}
     if not isinstance(layers, dict) or not all(isinstance(one, dict) for one in layers.values()):
-        raise UserError(f"{KEY}: extra_config is no table of layers", "correct config.json")
+        raise UserError(f"{KEY}: extra_config is not a table of layers", "correct config.json")
     weights = {name: given.pop(name) for name in _OF_WEIGHTS if name in given}
     for keys in (given, *(one for one in layers.values() if not _is_whole(one))):
         rest = {name: value for name, value in keys.items() if name not in _OF_WEIGHTS}

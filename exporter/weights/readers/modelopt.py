@@ -58,7 +58,7 @@ class ModelOpt(OfParts):
         """Read quantization_config, or hf_quant_config.json. Raises UserError."""
         inner = given.pop("quantization", {})
         if not isinstance(inner, dict):
-            raise UserError(f"{KEY}: quantization is no table", "correct hf_quant_config.json")
+            raise UserError(f"{KEY}: quantization is not a table", "correct hf_quant_config.json")
         given |= inner
         algorithms = _algorithms(given.pop("quant_algo", None), given.get("quantized_layers"))
         for name in ("ignore", "exclude_modules"):

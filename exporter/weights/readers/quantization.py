@@ -50,7 +50,7 @@ def require_names(name: str, value: object) -> None:
     """Raise UserError unless a key has a list of names, or nothing."""
     if value is None or (isinstance(value, list) and all(isinstance(one, str) for one in value)):
         return
-    raise UserError(f"{KEY}: {name} is no list of names", "correct config.json")
+    raise UserError(f"{KEY}: {name} is not a list of names", "correct config.json")
 
 
 def require_values(
@@ -219,7 +219,9 @@ def require_scaled(others: Spans) -> None:
 def require_matrix(name: str, span: TensorSpan) -> tuple[int, int]:
     """The rows and columns of a part. Raises UserError."""
     if len(span.shape) != 2 or not prod(span.shape):
-        raise UserError(f"the tensor {name} has shape {list(span.shape)}: no matrix", AGAIN)
+        raise UserError(
+            f"the tensor {name} has shape {list(span.shape)}: it is not a matrix", AGAIN
+        )
     rows, columns = span.shape
     return rows, columns
 
@@ -231,7 +233,7 @@ def array(span: TensorSpan) -> NDArray[Any]:
 
 
 def as_scales(name: str, values: NDArray[Any]) -> NDArray[np.float32]:
-    """Values in fp32. Raises UserError for one that is no scale."""
+    """Values in fp32. Raises UserError for one that is not a scale."""
     scales: NDArray[np.float32] = np.ascontiguousarray(values).astype(np.float32)
     if not (np.abs(scales) < LARGEST_SCALE).all():
         raise UserError(f"a scale of the tensor {name} is NaN or infinite", AGAIN)

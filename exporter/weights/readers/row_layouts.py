@@ -118,6 +118,7 @@ class Fp4Rows(StoredRows):
         value = np.float32(array(span).reshape(-1)[0])
         if not (np.isfinite(value) and value > 0):
             raise UserError(
-                f"the global scale of the tensor {self.name} is {value}, no positive number", AGAIN
+                f"the global scale of the tensor {self.name} is {value}, not a positive number",
+                AGAIN,
             )
         return value

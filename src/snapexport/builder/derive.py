@@ -13,7 +13,7 @@ from snapexport.contract.manifest import WEIGHTS
 from snapexport.errors import UserError
 from snapexport.exporter.weights.place import place_again
 from snapexport.graphs.markers import TRACE_DOMAIN
-from snapexport.graphs.recipe import Recipe, Shown
+from snapexport.graphs.method import Recipe, Shown
 from snapexport.methods import table
 
 TOKENIZER = "tokenizer.json"

@@ -13,7 +13,7 @@ from snapexport.contract.graph_kinds import GraphOf, graph_of, kinds_of
 from snapexport.contract.manifest import GraphEntry, GraphName, TensorSpec, TraceName
 from snapexport.errors import UserError
 from snapexport.files.whole import sha256_of
-from snapexport.graphs.recipe import Recipe
+from snapexport.graphs.method import Recipe
 from snapexport.graphs.surgery import finish
 
 

@@ -43,8 +43,7 @@ from snapexport.exporter.weights.forms.rounding import Inputs
 from snapexport.exporter.weights.place import PlacedWeights, place
 from snapexport.files.dtypes import BY_FLAG
 from snapexport.files.tokenizer_file import TOKENIZER
-from snapexport.graphs.method import surgeries
-from snapexport.graphs.recipe import Recipe
+from snapexport.graphs.method import Recipe, surgeries
 from snapexport.methods import table
 
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")

@@ -1,6 +1,6 @@
 """The table of the kinds of graphs that a build can have: the common ones, and the methods' own.
 
-The manifest, its interface, builder and runtime ask these records. `graphs/kinds.py` has the
+The manifest, its interface, builder and runtime ask these records. `graphs/surgery.py` has the
 surgery of each, by the same names.
 
     prefill        one chunk of a prompt, into a cache of full length; prefill.N of N positions,

@@ -61,7 +61,7 @@ def told(path: Path) -> str:
         ({"manifest.json": "{}", "manifest.json.sha256": ""}, ["it is a build already"]),
     ],
 )
-def test_folder_without_config_is_told_for_what_it_is(
+def test_error_of_a_folder_without_config_says_what_the_folder_is(
     files: dict[str, str], words: list[str], tmp_path: Path
 ) -> None:
     (folder := tmp_path / "model").mkdir()
@@ -99,7 +99,7 @@ def mine(checkpoint: Path, tmp_path: Path) -> Path:
         ({"adapter_config.json": ADAPTER}, ["a LoRA adapter of owner/base"]),
     ],
 )
-def test_config_without_weights_is_told_for_what_else_there_is(
+def test_error_of_a_config_without_weights_says_what_else_there_is(
     files: dict[str, str], words: list[str], mine: Path
 ) -> None:
     (mine / "model.safetensors").unlink()
@@ -114,7 +114,7 @@ def test_config_without_weights_is_told_for_what_else_there_is(
 @pytest.mark.parametrize(
     "name", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"]
 )
-def test_pointers_of_git_lfs_are_told(name: str, mine: Path) -> None:
+def test_pointers_of_git_lfs_are_refused(name: str, mine: Path) -> None:
     (mine / name).write_text(POINTER)
     found = told(mine)
     assert f"in the place of 1 files, among them {name}" in found
@@ -122,18 +122,18 @@ def test_pointers_of_git_lfs_are_told(name: str, mine: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_links_to_nothing_are_told(name: str, mine: Path) -> None:
+def test_links_to_nothing_are_refused(name: str, mine: Path) -> None:
     (mine / name).unlink(missing_ok=True)
     (mine / name).symlink_to("../blobs/abc")
     assert f"{name} is a link to ../blobs/abc, which is not there" in told(mine)
 
 
-def test_an_empty_name_is_told() -> None:
+def test_an_empty_name_is_refused() -> None:
     with pytest.raises(UserError, match="--model is empty"):
         local_path("")
 
 
-def test_pointer_in_the_place_of_a_gguf_file_is_told(tmp_path: Path) -> None:
+def test_pointer_in_the_place_of_a_gguf_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_text(POINTER)
     assert "git-lfs" in told(tmp_path / "m.gguf")
 
@@ -148,12 +148,12 @@ def test_pointer_in_the_place_of_a_gguf_file_is_told(tmp_path: Path) -> None:
         ("notes.txt", "is not a GGUF file: it begins with b'0000'"),
     ],
 )
-def test_file_that_is_no_gguf_file_is_told(name: str, words: str, mine: Path) -> None:
+def test_error_of_another_file_than_gguf_says_what_it_is(name: str, words: str, mine: Path) -> None:
     (mine / name).write_bytes(b"0" * 2000)
     assert words in told(mine / name)
 
 
-def test_weights_of_mlx_are_told(mine: Path) -> None:
+def test_weights_of_mlx_are_refused(mine: Path) -> None:
     config = json.loads((mine / "config.json").read_text())
     config["quantization"] = {"group_size": 64, "bits": 4}
     (mine / "config.json").write_text(json.dumps(config))
@@ -168,7 +168,7 @@ def test_weights_of_mlx_are_told(mine: Path) -> None:
         ({"architectures": ["X"], "model_type": "x"}, "the architecture X of a model_type 'x'"),
         (
             {"architectures": ["X"], "model_type": "x", "text_config": {"model_type": "qwen2"}},
-            "its text part is a 'qwen2': save that part alone with transformers, as Qwen2",
+            "its text part is a 'qwen2': save only that part with transformers, as Qwen2",
         ),
         (
             {
@@ -223,7 +223,7 @@ def test_folder_beside_other_files_is_read(mine: Path) -> None:
         (["README.md"], "has no config.json"),
     ],
 )
-def test_repository_of_the_hub_with_other_weights_is_told(
+def test_error_of_a_repository_of_the_hub_says_which_other_weights_it_has(
     names: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder := tmp_path / "commit").mkdir()
@@ -237,7 +237,7 @@ def test_repository_of_the_hub_with_other_weights_is_told(
     assert words in f"{error.value.message} {error.value.hint}"
 
 
-def test_another_class_of_the_same_model_is_told_with_the_name_to_write(mine: Path) -> None:
+def test_error_of_another_class_of_the_same_model_says_the_name_to_write(mine: Path) -> None:
     config = json.loads((mine / "config.json").read_text()) | {"architectures": ["LlamaModel"]}
     (mine / "config.json").write_text(json.dumps(config))
     assert 'write "architectures": ["LlamaForCausalLM"] into config.json' in told(mine)

@@ -31,7 +31,7 @@ def bare(checkpoint: Path, tmp_path: Path) -> Path:
         ("qwen.tiktoken", "tiktoken"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_converted_is_told_with_what_converts_it(
+def test_error_of_a_tokenizer_that_cannot_be_converted_says_what_converts_it(
     name: str, package: str, bare: Path
 ) -> None:
     (bare / name).write_bytes(b"\0no tokenizer")

@@ -6,9 +6,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.graphs.method import MethodSurgery
+from snapexport.graphs.method import GraphSurgery, MethodSurgery, Recipe, Size
 from snapexport.graphs.passes.base import Pass, graph_output, node
-from snapexport.graphs.recipe import GraphSurgery, Recipe, Size
 from tests.methods.toy.spec import GRAPH, LAST, SUM, ToyOptions
 
 

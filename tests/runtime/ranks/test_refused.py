@@ -14,8 +14,8 @@ LENGTHS = ("--L-max", "64")
 @pytest.mark.parametrize(
     ("architecture", "changes", "ranks", "message"),
     [
-        ("llama", {}, 3, "4 attention heads are no multiple"),
-        ("llama", {}, 4, "2 KV heads are no multiple"),
+        ("llama", {}, 3, "4 attention heads are not a multiple"),
+        ("llama", {}, 4, "2 KV heads are not a multiple"),
         ("llama", {}, 2, "257 tokens of the vocabulary"),
         ("llama", {"vocab_size": 256, "intermediate_size": 111}, 2, "111 columns of the MLPs"),
         ("qwen3-moe", {"vocab_size": 256, "moe_intermediate_size": 31}, 2, "31 columns of the ex"),

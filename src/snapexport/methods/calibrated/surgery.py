@@ -34,8 +34,8 @@ from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.slots import LayerGeometry
 from snapexport.errors import UserError
 from snapexport.graphs.compression import PromptStates, Scorer, Voting, window_of
-from snapexport.graphs.functions.function import Function
-from snapexport.graphs.functions.snapkv_select import CONSTANTS, ELIGIBLE
+from snapexport.graphs.functions import Function
+from snapexport.graphs.functions.vote import CONSTANTS, ELIGIBLE
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.method import MethodSurgery
 from snapexport.graphs.passes.base import SurgeryError, call, fresh, int64s, node

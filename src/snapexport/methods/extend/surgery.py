@@ -34,9 +34,9 @@ from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.slots import LayerGeometry
 from snapexport.graphs.compression import PromptStates, Scores, select, sharing
-from snapexport.graphs.functions.function import Function
+from snapexport.graphs.functions import Function
 from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
-from snapexport.graphs.method import MethodSurgery, voting
+from snapexport.graphs.method import GraphSurgery, MethodSurgery, Recipe, Size, of_trace, voting
 from snapexport.graphs.passes.base import (
     Pass,
     call,
@@ -52,7 +52,6 @@ from snapexport.graphs.passes.cache import attention_attributes, cache_like
 from snapexport.graphs.passes.chunks import chunk_mask, column_of, taken_tokens
 from snapexport.graphs.passes.latents import EXPANDED, absorbed
 from snapexport.graphs.passes.storage import Chunk, Storage, storage_of
-from snapexport.graphs.recipe import GraphSurgery, Recipe, Size, of_trace
 from snapexport.methods.extend.spec import GRAPH, present_slot_positions
 
 EXTEND_GATHER = Function(

@@ -10,10 +10,9 @@ import onnx_graphsurgeon as gs
 
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
-from snapexport.graphs.method import MethodSurgery
+from snapexport.graphs.method import MethodSurgery, Recipe, Size
 from snapexport.graphs.passes.base import Pass, cut, fresh, int64s, markers, node
 from snapexport.graphs.passes.cache import of_heads, query_heads
-from snapexport.graphs.recipe import Recipe, Size
 
 
 @dataclass(frozen=True)

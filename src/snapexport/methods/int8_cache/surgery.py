@@ -21,7 +21,7 @@ import onnx_graphsurgeon as gs
 from numpy.typing import DTypeLike
 
 from snapexport.contract import names
-from snapexport.graphs.functions.function import Function
+from snapexport.graphs.functions import Function
 from snapexport.graphs.method import MethodSurgery
 from snapexport.graphs.passes.base import call, fresh, graph_input, graph_output, int64s, node
 from snapexport.graphs.passes.storage import Chunk, Prompt, States, Storage, as_present, cast

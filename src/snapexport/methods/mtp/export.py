@@ -30,6 +30,8 @@ from snapexport.exporter.weights.shapes import is_same, require_parameters
 from snapexport.methods.mtp.spec import GRAPH, NEXT_HIDDEN_STATES, PREFILL_GRAPH
 
 _LEAVE_OUT = "leave out --mtp"
+_FAMILIES = ("deepseek_v3",)
+"""Types of models whose checkpoints may have the layer, after the last one."""
 _COPIES = "embed_tokens.weight", "shared_head.head.weight"
 """What the layer shares with the model, and a checkpoint may have once more."""
 
@@ -77,7 +79,7 @@ def _require_present(checkpoint: Checkpoint, decoder: Decoder) -> None:
     """Raise UserError for a checkpoint without such a layer, by its headers only."""
     stem = _stem(decoder)
     count = getattr(decoder.config, "num_mtp_layers", 0) or 0
-    if not decoder.family.mtp:
+    if decoder.family.model_type not in _FAMILIES:
         raise UserError(
             f"--mtp is not supported with the architecture {decoder.family.name}: its "
             "checkpoints have no layer for multi-token prediction",

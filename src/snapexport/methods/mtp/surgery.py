@@ -13,10 +13,9 @@ import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.graphs.functions.ring_fill import RING_FILL
-from snapexport.graphs.functions.ring_slot import RING_SLOT
+from snapexport.graphs.functions.rings import RING_FILL, RING_SLOT
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
-from snapexport.graphs.method import MethodSurgery
+from snapexport.graphs.method import GraphSurgery, MethodSurgery, Recipe, Size
 from snapexport.graphs.passes.base import (
     Pass,
     SurgeryError,
@@ -29,7 +28,6 @@ from snapexport.graphs.passes.base import (
 )
 from snapexport.graphs.passes.cache import Place, attend_with_cache, cache_like
 from snapexport.graphs.passes.storage import States, storage_of
-from snapexport.graphs.recipe import GraphSurgery, Recipe, Size
 from snapexport.methods.mtp.spec import GRAPH, PREFILL_GRAPH, ring_slots
 
 

@@ -20,13 +20,21 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.slots import LayerGeometry
-from snapexport.graphs.compress import caching_layers, in_models_type, prompt_states
-from snapexport.graphs.compression import PromptStates, Scorer, Scores, Voting, scored
-from snapexport.graphs.functions.function import Function
-from snapexport.graphs.functions.snapkv_select import SCORES, scores_text
+from snapexport.graphs.compression import (
+    PromptStates,
+    Scorer,
+    Scores,
+    Voting,
+    caching_layers,
+    in_models_type,
+    prompt_states,
+    scored,
+)
+from snapexport.graphs.functions import Function
+from snapexport.graphs.functions.vote import SCORES, scores_text
+from snapexport.graphs.method import GraphSurgery, Recipe
 from snapexport.graphs.passes.base import call, fresh, int64s, node
 from snapexport.graphs.passes.latents import Latents
-from snapexport.graphs.recipe import GraphSurgery, Recipe
 from snapexport.methods.repeat.spec import GRAPH, VOTING_ROWS, present_votes
 from snapexport.methods.repeat.spec import votes as votes_name
 from snapexport.methods.window_vote.surgery import WindowVote
@@ -71,7 +79,8 @@ RepetitionVotes <first_row, scale, softcap> (query_window, key, prompt_length) =
 
 def repetition_votes(softcapped: bool) -> Function:
     """softcapped: whether the model caps its scores."""
-    return Function("RepetitionVotes", _VOTES % {"scores": scores_text(softcapped)})
+    text = _VOTES % {"scores": scores_text(softcapped)}
+    return Function("RepetitionVotes", text, votes=True)
 
 
 @dataclass(frozen=True)

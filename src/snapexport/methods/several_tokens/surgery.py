@@ -13,12 +13,11 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.slots import LayerGeometry
-from snapexport.graphs.kinds import decode_caches
-from snapexport.graphs.method import MethodSurgery
+from snapexport.graphs.method import GraphSurgery, MethodSurgery
 from snapexport.graphs.passes.base import computed_range, fresh, graph_input, int64s, node
 from snapexport.graphs.passes.cache import Place
 from snapexport.graphs.passes.chunks import since_chunk
-from snapexport.graphs.recipe import GraphSurgery
+from snapexport.graphs.surgery import decode_caches
 from snapexport.methods.several_tokens.spec import GRAPH, place_inputs
 
 

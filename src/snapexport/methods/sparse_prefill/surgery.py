@@ -28,9 +28,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.graphs.functions.function import Function
+from snapexport.graphs.functions import Function
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
-from snapexport.graphs.method import MethodSurgery
+from snapexport.graphs.method import GraphSurgery, MethodSurgery, Recipe, Size
 from snapexport.graphs.passes.base import (
     Pass,
     call,
@@ -44,9 +44,8 @@ from snapexport.graphs.passes.base import (
     written,
 )
 from snapexport.graphs.passes.cache import Place, attention_attributes, cache_like
-from snapexport.graphs.passes.prefill_cache import PrefillCache
+from snapexport.graphs.passes.prefill import PrefillCache
 from snapexport.graphs.passes.storage import cast
-from snapexport.graphs.recipe import GraphSurgery, Recipe, Size
 from snapexport.methods.sparse_prefill.spec import (
     GRAPH,
     SparsePrefill,

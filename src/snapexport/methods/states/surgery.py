@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
 from snapexport.graphs.markers import CACHE_DOMAIN, CAUSAL_CONV, LINEAR_ATTENTION, TRACE_DOMAIN
-from snapexport.graphs.method import MethodSurgery
+from snapexport.graphs.method import MethodSurgery, Recipe, Size
 from snapexport.graphs.passes.base import (
     Pass,
     computed_range,
@@ -23,7 +23,6 @@ from snapexport.graphs.passes.base import (
     node,
 )
 from snapexport.graphs.passes.chunks import taken_tokens
-from snapexport.graphs.recipe import Recipe, Size
 from snapexport.methods.states.spec import past_conv, past_matrix
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.graphs.method import MethodSurgery
+from snapexport.graphs.method import MethodSurgery, Recipe, Size
 from snapexport.graphs.passes.base import Pass, SurgeryError, int64s, node
-from snapexport.graphs.recipe import Recipe, Size
 from snapexport.methods.top_tokens.spec import OUTPUTS, TopTokensOptions
 
 

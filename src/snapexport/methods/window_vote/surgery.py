@@ -8,10 +8,9 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.graphs.compression import Voting
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
-from snapexport.graphs.method import MethodSurgery
+from snapexport.graphs.method import MethodSurgery, Recipe, Shown, Size
 from snapexport.graphs.passes.base import Pass, graph_input, has_cache, markers
-from snapexport.graphs.passes.prefill_cache import query_window
-from snapexport.graphs.recipe import Recipe, Shown, Size
+from snapexport.graphs.passes.prefill import query_window
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def test_tensor_reads_the_same_in_blocks_of_any_size(most: int, tmp_path: Path) 
         np.testing.assert_array_equal(values(tensors[name], most), values(tensors[name]))
 
 
-def test_plain_floats_are_read_where_they_lie(tmp_path: Path) -> None:
+def test_plain_floats_are_read_in_place(tmp_path: Path) -> None:
     tensors = open_checkpoint(gguf_files.make("llama", tmp_path, Kind.BF16)).tensors
     untouched, turned = tensors["model.layers.0.mlp.up_proj.weight"], "self_attn.q_proj.weight"
     assert isinstance(untouched, TensorSpan) and untouched.dtype == "BF16"

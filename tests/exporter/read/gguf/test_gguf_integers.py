@@ -96,7 +96,7 @@ def test_bits_of_q1_0_are_signs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("Q4_0", np.nan), ("Q4_K", np.inf), ("MXFP4", 255)])
-def test_scales_that_are_no_numbers_are_refused(name: str, value: float, tmp_path: Path) -> None:
+def test_scales_that_are_not_numbers_are_refused(name: str, value: float, tmp_path: Path) -> None:
     raw = random_rows(name)
     if name == "MXFP4":
         raw[3, 17] = value
@@ -145,7 +145,7 @@ def test_a_matrix_may_have_a_factor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, -1.0, 0.0, np.inf])
-def test_a_factor_that_is_no_positive_number_is_refused(value: float, tmp_path: Path) -> None:
+def test_a_factor_that_is_not_a_positive_number_is_refused(value: float, tmp_path: Path) -> None:
     file = gguf_files.make("qwen2", tmp_path, Kind.Q8_0, spoil=with_factors(value))
-    with pytest.raises(UserError, match=r"attn_q\.scale of .* is no factor"):
+    with pytest.raises(UserError, match=r"attn_q\.scale of .* is not a factor"):
         open_checkpoint(file)

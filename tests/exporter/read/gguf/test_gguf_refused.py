@@ -106,7 +106,7 @@ def renamed(name: str, other: str | None) -> Callable[[GGUFWriter], object]:
         (set_to(general__architecture="phi3"), "the architecture 'phi3' of"),
         (set_to(general__architecture=3), "the architecture 3 of"),
         (set_to(general__architecture=None), "the architecture None of"),
-        (set_to(general__alignment=48), "general.alignment is 48, no power of two"),
+        (set_to(general__alignment=48), "general.alignment is 48, not a power of two"),
         (set_to(split__count=3), "is one of 3 parts of a split file, and is not called so"),
         (set_to(llama__block_count=None), "has no llama.block_count"),
         (set_to(llama__block_count=0), "num_hidden_layers is 0, not a whole number from 1"),
@@ -115,7 +115,7 @@ def renamed(name: str, other: str | None) -> Callable[[GGUFWriter], object]:
         (set_to(llama__block_count=3), "lacks 9 tensors that its architecture needs"),
         (set_to(llama__embedding_length="64"), "hidden_size is '64', not a whole number"),
         (set_to(llama__embedding_length=128), "has shape [261, 64], its metadata wants [261, 128]"),
-        (set_to(llama__attention__head_count_kv=3), "is no multiple of num_key_value_heads 3"),
+        (set_to(llama__attention__head_count_kv=3), "is not a multiple of num_key_value_heads 3"),
         (set_to(llama__attention__head_count_kv=[2, 2]), "has a list as attention.head_count"),
         (set_to(llama__vocab_size=2**31), "vocab_size is 2147483648"),
         (set_to(llama__rope__freq_base=float("nan")), "rope_theta is nan"),
@@ -141,8 +141,8 @@ def renamed(name: str, other: str | None) -> Callable[[GGUFWriter], object]:
         (set_to(tokenizer__ggml__bos_token_id=None), "adds BOS to texts, and has no bos_token_id"),
         (set_to(tokenizer__ggml__token_type=[1]), "it has 1 types of 261 tokens"),
         (set_to(tokenizer__ggml__token_type=[float("nan")] * 261), "types of tokens that are no"),
-        (set_to(tokenizer__ggml__token_type=["a"]), "token_type is no list of numbers"),
-        (set_to(tokenizer__ggml__tokens=[1] * 261), "ggml.tokens is no list of texts"),
+        (set_to(tokenizer__ggml__token_type=["a"]), "token_type is not a list of numbers"),
+        (set_to(tokenizer__ggml__tokens=[1] * 261), "ggml.tokens is not a list of texts"),
         (set_to(tokenizer__ggml__tokens=["a"] * 261), "it has a token twice"),
         (set_to(tokenizer__ggml__model="rwkv"), "has no usable tokenizer"),
         (set_to(tokenizer__ggml__bos_token_id=9999), "has no usable tokenizer"),
@@ -178,7 +178,7 @@ def test_type_that_cannot_be_dequantized_is_refused(
     assert reason in message(spoiled(sound, tmp_path / "bad.gguf", at(where, "<I", kind)))
 
 
-def test_gguf_that_is_no_regular_file_is_refused(
+def test_gguf_that_is_not_a_regular_file_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "folder.gguf").mkdir()

@@ -188,6 +188,6 @@ def test_named_templates_of_a_file_are_written(tmp_path: Path) -> None:
     assert found == {"tool_use.jinja": "tools", "rag.jinja": "found"}
 
 
-def test_a_merge_that_is_no_pair_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="its merge 'xy' is no pair"):
+def test_a_merge_that_is_not_a_pair_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="its merge 'xy' is not a pair"):
         tokenizer(vocabulary(tmp_path, merges=("xy",)))

@@ -191,7 +191,7 @@ def test_graphs_with_fp8_weights_agree_with_transformers_on_the_dequantized_ones
 
 
 @pytest.mark.parametrize("options", [{"link_weights": True}, {}], ids=["linked", "copied"])
-def test_an_fp8_matrix_lies_in_the_weight_files_as_in_the_checkpoint(
+def test_an_fp8_matrix_is_in_the_weight_files_as_in_the_checkpoint(
     options: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
     made = build(folder / "qwen3", tmp_path / "b", **SMALL, **TENSORRT, dtype="bf16", **options)

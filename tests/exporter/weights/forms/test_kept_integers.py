@@ -19,7 +19,7 @@ from snapexport.exporter.weights.forms.integers import Form, IntegerRows, Intege
 from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.files.safetensors import read_header
 from snapexport.graphs.markers import BLOCK_GATHER, BLOCK_MATMUL, TRACE_DOMAIN
-from snapexport.graphs.targets.integers import BlockGather, MatMulNBits
+from snapexport.graphs.targets.weights import BlockGather, MatMulNBits
 from snapexport.runtime.requests.llm import LLM
 from tests.builds import build
 from tests.exporter import gguf_files
@@ -196,7 +196,7 @@ class Noted(Silent):
         ({"weights": "int8"}, []),
     ],
 )
-def test_what_becomes_of_integers_is_told(
+def test_what_becomes_of_integers_is_reported(
     flags: dict[str, Any], expected: list[str], tmp_path: Path
 ) -> None:
     gguf = pytest.importorskip("gguf")

@@ -24,7 +24,7 @@ from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.exporter.weights.forms.rounding import RoundedWeight
 from snapexport.files.safetensors import TensorSpan, read_header
 from snapexport.graphs.markers import BLOCK_GATHER, BLOCK_MATMUL, TRACE_DOMAIN
-from snapexport.graphs.targets.tensorrt import Dequantized
+from snapexport.graphs.targets.tensorrt_weights import Dequantized
 from tests.builds import build
 from tests.exporter import gguf_files
 from tests.exporter.quantized_integers import Weight, quantize, rows_of_words
@@ -199,7 +199,7 @@ def test_rounded_builds_are_near_the_checkpoint(
     assert 0 < share < {"int4": 0.13, "int8": 0.008}[bits]
 
 
-def test_what_is_not_kept_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_what_is_not_kept_is_reported_with_its_reason(tmp_path: Path) -> None:
     noted = Noted()
     quantized_by("awq", "qwen3-moe", tmp_path / "m")
     build(tmp_path / "m", tmp_path / "b", progress=noted, **TENSORRT)

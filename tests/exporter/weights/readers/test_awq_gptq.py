@@ -152,7 +152,7 @@ def test_damaged_parts_are_refused(spoil: Any, message: str, tmp_path: Path) -> 
         (AWQ | {"zero_point": False}, "zero_point False"),
         (AWQ | {"group_size": 0}, "group_size is 0"),
         (AWQ | {"surprise": 1}, "unknown key 'surprise'"),
-        (AWQ | {"modules_to_not_convert": [1]}, "no list of names"),
+        (AWQ | {"modules_to_not_convert": [1]}, "not a list of names"),
         (GPTQ | {"bits": 5}, "bits 5"),
         (GPTQ | {"bits": "4"}, "bits '4'"),
         (GPTQ | {"bits": None}, "bits None"),
@@ -160,7 +160,7 @@ def test_damaged_parts_are_refused(spoil: Any, message: str, tmp_path: Path) -> 
         (GPTQ | {"checkpoint_format": "gptq", "format": "gptq_v2"}, "two formats"),
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format True"),
         (GPTQ | {"adapter": {"name": "lora"}}, "adapter"),
-        (GPTQ | {"dynamic": {"x": 1}}, "dynamic is no table"),
+        (GPTQ | {"dynamic": {"x": 1}}, "dynamic is not a table"),
         (GPTQ | {"dynamic": {"x": {"adapter": 1}}}, "unknown key 'adapter'"),
         (GPTQ | {"surprise": 1}, "unknown key 'surprise'"),
         (ROUND | {"surprise": 1}, "unknown key 'surprise'"),
@@ -168,7 +168,7 @@ def test_damaged_parts_are_refused(spoil: Any, message: str, tmp_path: Path) -> 
         (ROUND | {"act_bits": 8}, "act_bits 8"),
         (ROUND | {"data_type": "nv_fp"}, "data_type 'nv_fp'"),
         (ROUND | {"extra_config": {"x": {"data_type": "mx_fp"}}}, "data_type 'mx_fp'"),
-        (ROUND | {"extra_config": [1]}, "extra_config is no table"),
+        (ROUND | {"extra_config": [1]}, "extra_config is not a table"),
     ],
 )
 def test_configs_that_change_what_weights_mean_are_refused(

@@ -185,7 +185,7 @@ def test_fp8_of_modelopt_is_read_by_the_shape_of_its_scales(kind: str, tmp_path:
 
 
 def test_fp8_of_a_build_is_dequantized_without_a_config_too() -> None:
-    """ModelOpt's config lies beside the model's, and is no part of a build."""
+    """ModelOpt's config is beside the model's, and is not part of a build."""
     for columns, count, width in ((576, 5, 128), (96, 1, 128), (256, 8, 32)):
         q, scales = torch.ones(2, columns), torch.rand(2, count)
         found = dequantize({"x": q, "x.row_scales": scales}, {})["x"]
@@ -201,7 +201,7 @@ def test_each_module_has_the_scheme_that_names_it(tmp_path: Path) -> None:
         assert np.array_equal(values(tensor), weight.dequantized)
 
 
-def test_scales_of_caches_alone_are_no_part_of_a_weight(tmp_path: Path) -> None:
+def test_scales_of_caches_are_not_part_of_a_weight(tmp_path: Path) -> None:
     parts = rows_of_words(Weight(32, 128, 32, 4), "x")
     parts |= {"y.output_scale": np.ones(1, np.float32), "y.weight": np.ones((2, 2), np.float32)}
     whole = read_quantization({"quantization_config": config(ints(), kv_cache_scheme={"a": 1})})
@@ -254,16 +254,16 @@ NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
         (config(ints() | {"strategy": "block"}), "block_structure"),
         (config(ints() | {"type": "float", "num_bits": 6}), "num_bits 6"),
         (config(ints() | {"type": "float"}), "symmetric False"),
-        (config({"targets": ["re:(a+)+$"], "weights": ints()}), "no regular expression"),
-        (config({"targets": ["re:("], "weights": ints()}), "no regular expression"),
-        (config({"targets": [1], "weights": ints()}), "no list of names"),
-        (config(ints(), config_groups=[1]), "config_groups is no table"),
-        (config(ints(), config_groups={"W4A16": ["Linear"]}), "the group W4A16 is no table"),
+        (config({"targets": ["re:(a+)+$"], "weights": ints()}), "not a regular expression"),
+        (config({"targets": ["re:("], "weights": ints()}), "not a regular expression"),
+        (config({"targets": [1], "weights": ints()}), "not a list of names"),
+        (config(ints(), config_groups=[1]), "config_groups is not a table"),
+        (config(ints(), config_groups={"W4A16": ["Linear"]}), "the group W4A16 is not a table"),
         (NVFP4 | {"quant_algo": "NVFP4_AWQ"}, "quant_algo 'NVFP4_AWQ'"),
         (NVFP4 | {"quant_algo": "MIXED_PRECISION"}, "quant_algo None"),
         (NVFP4 | {"pre_quant_scale": True}, "pre_quant_scale True"),
         (NVFP4 | {"surprise": True}, "unknown key 'surprise'"),
-        (NVFP4 | {"quantization": 1}, "quantization is no table"),
+        (NVFP4 | {"quantization": 1}, "quantization is not a table"),
     ],
 )
 def test_configs_that_change_what_weights_mean_are_refused(
@@ -275,7 +275,7 @@ def test_configs_that_change_what_weights_mean_are_refused(
 
 
 @pytest.mark.parametrize("value", [0.0, np.inf, np.nan, -1.0])
-def test_a_global_scale_that_is_no_positive_number_is_refused(value: float, tmp_path: Path) -> None:
+def test_a_global_scale_that_is_not_positive_is_refused(value: float, tmp_path: Path) -> None:
     weight = Fp4(32, 32, 16)
     parts: Arrays = {"x.weight": weight.bytes, "x.weight_scale": weight.e4m3}
     parts["x.weight_scale_2"] = np.array(value, np.float32)
@@ -300,7 +300,7 @@ def test_parts_that_change_a_layer_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_build_of_modelopts_config_beside_the_models_tells_what_is_left_out(
+def test_a_build_of_modelopts_config_beside_the_models_says_what_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def parts(stem: str, rows: int, columns: int) -> Any:

@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "an unknown key": (lambda m: edit_quantization(m, group_size=4), "unknown key 'group_size'"),
     "names that are numbers": (
         lambda m: edit_quantization(m, modules_to_not_convert=[1]),
-        "no list of names",
+        "not a list of names",
     ),
 }
 

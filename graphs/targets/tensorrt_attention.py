@@ -18,8 +18,7 @@ from snapexport.contract.targets import MEASURED_SHAPES
 from snapexport.graphs.compression import Scores
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import cut, fresh, int64s, node, written
-from snapexport.graphs.targets.composed_attention import composed_attention, scale_query
-from snapexport.graphs.targets.masks import VisibleSlots
+from snapexport.graphs.targets.attention import VisibleSlots, composed_attention, scale_query
 from snapexport.graphs.targets.sinks import SinkSlots, take_sink
 from snapexport.graphs.targets.standard_attention import FoldedRows
 
@@ -144,7 +143,7 @@ def _attend_beside_sink(
     query, key, value, mask = inputs
     queries = scale_query(graph, query, scores.scale)
     if query.shape[0] == 1 and _is_fused(inputs, scores, sink):
-        extended = sinks.extended(queries, key, value, mask, sink)
+        extended = sinks.extend(queries, key, value, mask, sink)
         wide = fused_by_kv_head(graph, extended, False)
         width = value.shape[3]
         attended = node(graph, "Slice", [*wide, *(int64s(graph, n) for n in (0, width, -1))])

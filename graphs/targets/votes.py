@@ -1,4 +1,8 @@
-"""Fits votes to TensorRT: one after another, with a TopK in rounds, or by a plugin.
+"""Fits votes to targets: over the prompt's prefix, one after another, with a TopK in rounds.
+
+A vote reads every position of a full-length cache, which for a short prompt is mostly padding. ONNX
+Runtime takes tensors of a computed size, so keys are sliced at the prompt's end. TensorRT does not,
+but its plugin stops at the prompt's end.
 
 A TopK gives at most 3,840 elements in TensorRT's layer; a larger K fails only when the engine is
 built. Each round takes the best of the remaining elements and marks them as taken. The concatenated
@@ -18,13 +22,92 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx.helper import make_attribute, make_node
 
 from snapexport.contract.names import DOMAIN
 from snapexport.contract.targets import capabilities
-from snapexport.graphs.passes.base import int64s, node
+from snapexport.graphs.passes.base import FunctionCall, fresh, int64s, node, on_the_host
+
+_POSITIONS = 2
+"""The axis of positions in key [1,Hkv,T,D] and in votes [1,Hkv,T]."""
+_UNUSED = -1
+"""The smallest value of topk_positions."""
+
+
+def _votes(graph: gs.Graph) -> list[FunctionCall]:
+    return [one for one in graph.nodes if isinstance(one, FunctionCall) and one.function.votes]
+
+
+@dataclass(frozen=True)
+class VotedPrefix:
+    """Gives votes only the keys up to the prompt's end, or to that of what is repeated after it."""
+
+    def apply(self, graph: gs.Graph) -> None:
+        by_key: dict[str, list[FunctionCall]] = {}
+        for vote in _votes(graph):
+            by_key.setdefault(vote.inputs[1].name, []).append(vote)
+        for votes in by_key.values():
+            if "K" in votes[0].attrs:
+                self._shorten_selection(graph, votes)
+            else:
+                self._shorten_count(graph, votes)
+
+    def _shorten_selection(self, graph: gs.Graph, votes: list[FunctionCall]) -> None:
+        _, key, prompt_length = votes[0].inputs
+        (K,) = votes[0].attrs["K"]
+        # TopK needs at least K positions.
+        (end,) = node(graph, "Max", [prompt_length, int64s(graph, K)])
+        _shorten(graph, votes, key, on_the_host(graph, end))
+
+    def _shorten_count(self, graph: gs.Graph, votes: list[FunctionCall]) -> None:
+        """Shorten the keys that several votes read, and fill up what comes out with zeros."""
+        window, key, prompt_length = votes[-1].inputs
+        rows, whole = votes[-1].attrs["first_row"] + window.shape[2], key.shape[_POSITIONS]
+        (end,) = node(graph, "Add", [prompt_length, int64s(graph, rows)])
+        (missing,) = node(graph, "Sub", [int64s(graph, whole), end])
+        (pads,) = node(graph, "Concat", [int64s(graph, *[0] * 5), missing], axis=0)
+        _shorten(graph, votes, key, on_the_host(graph, end))
+        for vote in votes:
+            (padded,) = vote.outputs
+            vote.outputs = [gs.Variable(fresh(graph, "shorter"), padded.dtype)]
+            node(graph, "Pad", [vote.outputs[0], on_the_host(graph, pads)], [padded])
+
+
+def _shorten(graph: gs.Graph, votes: list[FunctionCall], key: gs.Tensor, end: gs.Tensor) -> None:
+    """Let the votes read keys up to `end`: sliced before a Concat, where latents are joined."""
+    if key.inputs and key.inputs[0].op == "Concat":
+        key.shape = None  # it is now as long as the prompt
+        joined = key.inputs[0]
+        for index, part in enumerate(joined.inputs):
+            joined.inputs[index] = _slice(graph, part, end)
+        return
+    shorter = _slice(graph, key, end)
+    for vote in votes:
+        vote.inputs[1] = shorter
+
+
+def _slice(graph: gs.Graph, tensor: gs.Tensor, end: gs.Tensor) -> gs.Tensor:
+    slices = [int64s(graph, 0), end, int64s(graph, _POSITIONS)]
+    return node(graph, "Slice", [tensor, *slices])[0]
+
+
+@dataclass(frozen=True)
+class VotesInTurn:
+    """Computes the prompt length of each vote from the output of the last."""
+
+    def apply(self, graph: gs.Graph) -> None:
+        for earlier, later in pairwise(_votes(graph)):
+            unused = int64s(graph, _UNUSED)
+            lowest = node(graph, "ReduceMin", [earlier.outputs[0]], keepdims=0)
+            if earlier.outputs[0].dtype != np.int64:
+                lowest = node(graph, "Cast", lowest, to=onnx.TensorProto.INT64)
+            # It is -1 whatever was kept, and the larger of it and a length is the length.
+            bound = node(graph, "Min", [*lowest, unused])
+            (later.inputs[2],) = node(graph, "Max", [later.inputs[2], *bound])
+
 
 MOST = capabilities("tensorrt").largest_topk or 0
 
@@ -119,7 +202,7 @@ def _constants() -> list[onnx.NodeProto]:
 
 
 PLUGINS = ("SnapKVSelect", "SnapStreamGather")
-"""The functions of which plugins/ has a fused kernel."""
+"""The functions for which plugins/ has a fused kernel."""
 
 _NAMESPACE = "plugin_namespace"
 
@@ -128,29 +211,7 @@ def allow_plugins(model: onnx.ModelProto) -> None:
     """Give every call of PLUGINS the namespace of our plugins, which is empty."""
     for one in model.graph.node:
         if one.domain == DOMAIN and one.op_type in PLUGINS:
-            one.attribute.append(onnx.helper.make_attribute(_NAMESPACE, ""))
+            one.attribute.append(make_attribute(_NAMESPACE, ""))
     for function in model.functions:
         if function.name in PLUGINS:
             function.attribute.append(_NAMESPACE)
-
-
-_VOTES = "SnapKVSelect", "RepetitionVotes"
-_INT64 = 7  # onnx.TensorProto.INT64
-_UNUSED = -1
-"""The smallest value of topk_positions."""
-
-
-@dataclass(frozen=True)
-class VotesInTurn:
-    """Computes the prompt length of each vote from what came out of the last."""
-
-    def apply(self, graph: gs.Graph) -> None:
-        votes = [n for n in graph.nodes if n.domain == DOMAIN and n.op in _VOTES]
-        for earlier, later in pairwise(votes):
-            unused = int64s(graph, _UNUSED)
-            lowest = node(graph, "ReduceMin", [earlier.outputs[0]], keepdims=0)
-            if earlier.op == "RepetitionVotes":
-                lowest = node(graph, "Cast", lowest, to=_INT64)
-            # It is -1 whatever was kept, and the largest of it and a length is the length.
-            bound = node(graph, "Min", [*lowest, unused])
-            (later.inputs[2],) = node(graph, "Max", [later.inputs[2], *bound])

@@ -10,21 +10,24 @@ from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.slots import LayerGeometry
-from snapexport.graphs.functions.ring_slot import RING_SLOT
-from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
+from snapexport.errors import UserError
+from snapexport.graphs.functions.rings import RING_SLOT
+from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import (
     SurgeryError,
     call,
     computed_range,
     fresh,
     graph_input,
+    has_cache,
+    has_sink,
     int64s,
     markers,
     node,
 )
-from snapexport.graphs.passes.batch_parallel import own_rows
 from snapexport.graphs.passes.cache import Place, attend_to_cache_of, attend_with_cache
 from snapexport.graphs.passes.chunks import chunk_mask, chunk_of, column_of
+from snapexport.graphs.passes.latents import own_rows
 
 Places = Callable[[gs.Graph, CacheGeometry], dict[LayerGeometry, Place]]
 
@@ -140,3 +143,29 @@ def _chunk_slot(graph: gs.Graph, position_ids: gs.Tensor, layer: LayerGeometry) 
         (slot,) = node(graph, "Mod", [slot, int64s(graph, layer.L_recent)])
         (valid,) = node(graph, "Min", [valid, int64s(graph, layer.L_recent)])
     return Place(slot, valid)
+
+
+@dataclass(frozen=True)
+class DecodeQueries:
+    """Adds query.{l} [B,H,1,D] of each layer with a cache to a decode step's outputs.
+
+    For measurements of attention, not used in serving. Runs after DecodeCache. The queries are
+    after RoPE and multiplied by attention's scale: query . key is the score that the softmax takes.
+    """
+
+    def apply(self, graph: gs.Graph) -> None:
+        for layer, marker in markers(graph, CACHE_DOMAIN, CACHE_ATTENTION):
+            if not has_cache(graph, layer):
+                continue
+            if marker.attrs["softcap"] or has_sink(marker):
+                raise UserError(
+                    "the hit rate is not supported for models with soft-capped attention or "
+                    "learned sinks",
+                    "leave the hit rate out for this model",
+                )
+            query = marker.inputs[0]
+            scale = gs.Constant(fresh(graph, "scale"), np.array(marker.attrs["scale"], np.float32))
+            (factor,) = node(graph, "CastLike", [scale, query])
+            output = gs.Variable(names.query(layer), query.dtype, query.shape)
+            node(graph, "Mul", [query, factor], [output])
+            graph.outputs.append(output)

@@ -1,11 +1,10 @@
-#include "tensorrt/creators.h"
-
+// The creators of both plugins, and the two ways to export them: a library for each.
+#include <array>
 #include <exception>
 #include <string>
 #include <vector>
 
 #include "tensorrt/gather_plugin.h"
-#include "tensorrt/log.h"
 #include "tensorrt/select_plugin.h"
 
 namespace snapexport {
@@ -48,8 +47,7 @@ PluginField field(const char* name, PluginFieldType type, int32_t length = 1) {
   return PluginField(name, nullptr, type, length);
 }
 
-}  // namespace
-
+// One creator of each plugin for the life of the library.
 const std::array<nvinfer1::IPluginCreatorInterface*, 2>& creators() {
   constexpr auto kInt = PluginFieldType::kINT32, kWord = PluginFieldType::kCHAR;
   static Creator<SelectPlugin> select(
@@ -64,4 +62,43 @@ const std::array<nvinfer1::IPluginCreatorInterface*, 2>& creators() {
   return both;
 }
 
+#ifdef SNAPEXPORT_REGISTERING
+
+// The library registers itself when it is loaded: for programs that only dlopen it (Triton's
+// tensorrt backend, Polygraphy's --plugins, LD_PRELOAD). It needs TensorRT's getPluginRegistry.
+struct Registration {
+  Registration() {
+    nvinfer1::IPluginRegistry* registry = getPluginRegistry();
+    if (!registry) {
+      log_error("TensorRT has no plugin registry: nothing was registered");
+      return;
+    }
+    for (nvinfer1::IPluginCreatorInterface* creator : creators()) {
+      if (!registry->registerCreator(*creator, kNamespace)) {
+        log_error("a plugin of the same name and version is registered already: it stays");
+      }
+    }
+  }
+} registration;
+
+#endif
+
+}  // namespace
 }  // namespace snapexport
+
+#ifndef SNAPEXPORT_REGISTERING
+
+// The library is for IPluginRegistry::loadLibrary, trtexec --dynamicPlugins and
+// --setPluginsToSerialize: TensorRT gets its creators by getCreators. It needs no symbol of TensorRT.
+#define SNAPEXPORT_EXPORT extern "C" __attribute__((visibility("default")))
+
+SNAPEXPORT_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
+  count = static_cast<int32_t>(snapexport::creators().size());
+  return snapexport::creators().data();
+}
+
+SNAPEXPORT_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {
+  snapexport::set_logger_finder(finder);
+}
+
+#endif
