@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from tools.result_pages import __main__ as result_pages
-from tools.result_pages.results import ROOT
+from tools.studies.result_pages import __main__ as result_pages
+from tools.studies.result_pages.results import ROOT
 
 
 def test_the_pages_are_those_of_the_results() -> None:
-    command = [sys.executable, "-m", "tools.result_pages", "--check"]
+    command = [sys.executable, "-m", "tools.studies.result_pages", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
