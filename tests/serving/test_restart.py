@@ -5,8 +5,8 @@ from typing import Any
 
 import openai
 
-from snapexport.builder import build
 from snapexport.vault import CHECKPOINT
+from tests.builds import build
 from tests.serving.process import serve
 
 TEXT = " ".join(["The river was quiet."] * 40)

@@ -7,10 +7,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from snapexport import LLM, SamplingParams
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.vault.prompts import VaultPrompt, make_prompt
+from tests.builds import build
 
 CHECKPOINT = Path(str(files("snapexport.vault"))) / "checkpoint"
 PROMPTS = 20

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapexport.builder import build
 from snapexport.methods.mtp.run import MtpDrafter
 from snapexport.runtime.requests.drafters.drafter import Acceptance
 from snapexport.runtime.requests.drafters.payoff import Kind, Payoff
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import Completion, SamplingParams
+from tests.builds import build
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 
 PAYS = Payoff.pays
