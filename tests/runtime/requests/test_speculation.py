@@ -222,6 +222,7 @@ def test_a_layer_that_is_seldom_right_is_tried_again_after_a_while(
     assert drafts[-1] > 1500
 
 
+@pytest.mark.slow
 def test_distribution_of_sampled_tokens_is_that_of_single_tokens() -> None:
     """Each seed draws anew: shares of 3,000 second tokens differ by less than four deviations."""
     prompt, count = [0, 1, 0, 1, 0], 3000

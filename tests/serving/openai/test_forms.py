@@ -125,6 +125,7 @@ def test_a_form_that_cannot_be_kept_is_refused_by_its_field(
     assert str(refused.value.param).startswith(param)
 
 
+@pytest.mark.slow
 def test_streams_go_on_while_hostile_schemas_are_refused(
     served: Served, client: openai.OpenAI
 ) -> None:

@@ -171,6 +171,7 @@ def test_a_form_begins_within_text_with_drafts_as_without_them(
         assert head and re.fullmatch("(ab|ba){9}", tail) and one.finish_reason == "stop"
 
 
+@pytest.mark.slow
 def test_a_form_within_text_is_tried_as_such() -> None:
     hostile = {"type": "integer", "multipleOf": 99999999}
     with pytest.raises(UserError, match=r"processor time|memory"):
@@ -204,7 +205,9 @@ REFERENCES = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in r
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"json": {"allOf": PATTERNS}}, "processor time|memory"),
+        pytest.param(
+            {"json": {"allOf": PATTERNS}}, "processor time|memory", marks=pytest.mark.slow
+        ),
         ({"json": {"type": "integer", "multipleOf": 99999999}}, "processor time|memory"),
         ({"json": {"type": "string", "minLength": 5, "maxLength": 2}}, "minLength"),
         ({"json": {"not": {}}}, "Unimplemented keys"),
