@@ -114,9 +114,9 @@ def search(root: Path = ROOT) -> list[Found]:
                 found += text.places(f"{part}, messages", file)
         found += _habits_of_names(nodes, part, file)
     for file in sorted((root / "tests").rglob("*.py")):
-        for number, line in enumerate(file.read_text().splitlines(), 1):
-            if name := TEST.match(line):
-                found += Text(number, name[1].replace("_", " ")).places("test names", file)
+        for number, row in enumerate(file.read_text().splitlines(), 1):
+            if begun := TEST.match(row):
+                found += Text(number, begun[1].replace("_", " ")).places("test names", file)
     return found
 
 
