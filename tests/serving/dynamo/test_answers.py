@@ -161,7 +161,7 @@ def test_closed_stream_frees_its_batch_slot(cluster: Cluster) -> None:
         next(stream)
     assert sum(cluster.metric(f"decode-{i}", "slots_used") for i in range(2)) == 1
     stream.close()
-    until(lambda: sum(cluster.metric(f"decode-{i}", "slots_used") for i in range(2)) == 0, 5)
+    until(lambda: sum(cluster.metric(f"decode-{i}", "slots_used") for i in range(2)) == 0)
     after = sum(cluster.metric(f"decode-{i}", "requests_cancelled_total") for i in range(2))
     assert after == before + 1
 

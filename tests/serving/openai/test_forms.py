@@ -153,4 +153,4 @@ def test_streams_go_on_while_hostile_schemas_are_refused(
         texts = list(pool.map(free, range(6)))
         assert not all(one.done() for one in refused), "chats without a form do not wait"
         assert texts == [expected] * 6
-        assert [one.result(60) for one in refused] == [400] * 3
+        assert [one.result() for one in refused] == [400] * 3
