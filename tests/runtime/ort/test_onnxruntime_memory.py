@@ -8,6 +8,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from snapexport.builder import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphEntry
@@ -16,7 +17,6 @@ from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
-from tests.builds import build
 from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.runtime.processes import run_python
