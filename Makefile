@@ -60,7 +60,7 @@ test-rtx: $(STAMP)       ## the real TensorRT for RTX parses and builds every gr
 	$(PYTEST) tests/rtx
 
 rtx-matrix: $(STAMP)     ## every graph of 144 builds by TensorRT for RTX: an hour; WORDS="gemma2" for some
-	PYTHONPATH=. $(BIN)/python -m tests.rtx.matrix $(WORDS)
+	$(BIN)/python -m tools.studies.rtx_matrix $(WORDS)
 
 # A failure is tried once more and reported (RERUN): real processes race for two cores.
 test-triton: TESTS ?= tests/serving/triton

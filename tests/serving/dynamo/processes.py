@@ -3,9 +3,7 @@
 import json
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +14,7 @@ from snapexport.serving.dynamo import up
 from snapexport.serving.dynamo.options import ClusterOptions
 from snapexport.serving.process import free_port
 from snapexport.vault import make_prompt
+from tests.patience import until
 from tests.serving.process import SECONDS
 
 NAME = "vault"
@@ -116,10 +115,3 @@ def ids_of(llm: LLM, seed: int, length: int = 900) -> list[int]:
     assert llm.tokenizer
     ids: list[int] = llm.tokenizer.encode(make_prompt(seed, length).text).ids
     return ids
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < end, "it did not come to hold in time"
-        time.sleep(0.05)

@@ -11,7 +11,8 @@ from openai.types import Completion
 
 from snapexport import LLM, SamplingParams
 from snapexport.vault import make_prompt
-from tests.serving.dynamo.processes import NAME, Cluster, until
+from tests.patience import until
+from tests.serving.dynamo.processes import NAME, Cluster
 
 COUNT = 64
 TOKENS = 12

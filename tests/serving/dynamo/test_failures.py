@@ -13,7 +13,8 @@ from openai import APIStatusError, AsyncOpenAI
 
 from snapexport import LLM, SamplingParams
 from snapexport.contract.manifest import Manifest
-from tests.serving.dynamo.processes import NAME, Cluster, ids_of, until
+from tests.patience import until
+from tests.serving.dynamo.processes import NAME, Cluster, ids_of
 from tests.serving.process import SECONDS
 
 LEASE = 3

@@ -13,7 +13,8 @@ from openai import AsyncOpenAI
 
 from snapexport import LLM, SamplingParams
 from snapexport.vault import make_prompt
-from tests.serving.dynamo.processes import NAME, Cluster, until
+from tests.patience import until
+from tests.serving.dynamo.processes import NAME, Cluster
 from tests.serving.process import SECONDS as PATIENCE
 from tests.serving.process import resident_bytes
 
