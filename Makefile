@@ -60,7 +60,7 @@ test-rtx: $(STAMP)       ## the real TensorRT for RTX parses and builds every gr
 	$(PYTEST) tests/rtx
 
 rtx-matrix: $(STAMP)     ## every graph of 144 builds by TensorRT for RTX: an hour; WORDS="gemma2" for some
-	PYTHONPATH=. $(BIN)/python -m tests.rtx.matrix $(WORDS)
+	$(BIN)/python -m tools.studies.rtx_matrix $(WORDS)
 
 # A failure is tried once more and reported (RERUN): real processes race for two cores.
 test-triton: TESTS ?= tests/serving/triton
@@ -81,7 +81,7 @@ test-clients: export SNAPEXPORT_TEST_MODEL ?= $(CURDIR)/$(REAL_MODEL)/SmolLM2-13
 test-clients: $(STAMP) $(CLIENTS_STAMP) ## 16 clients of the API in an environment of theirs (npm's if it is there), 3 minutes
 	mkdir -p $(REAL_MODEL)
 	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
-	$(CLIENTS_BIN)/python -m pytest --confcutdir=$(CLIENTS) --timeout 150 $(CLIENTS)
+	$(CLIENTS_BIN)/python -m pytest --confcutdir=$(CLIENTS) --timeout 600 $(CLIENTS)
 
 real-model real-model-long: export OMP_WAIT_POLICY = passive
 real-model: $(STAMP)     ## SmolLM2-135M from its GGUF file against transformers, 4 minutes, 93 MB fetched once

@@ -31,7 +31,8 @@ def kept_in(store: Store) -> Iterator[None]:
     replace, undo = pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo
 
     def noted(patch: pytest.MonkeyPatch, *what: Any, **options: Any) -> None:
-        _replacing.add(id(patch))
+        if may_be_of_a_build(what[0]):
+            _replacing.add(id(patch))
         replace(patch, *what, **options)
 
     def undone(patch: pytest.MonkeyPatch) -> None:
@@ -49,10 +50,19 @@ def kept_in(store: Store) -> Iterator[None]:
             _stores.pop()
 
 
+def may_be_of_a_build(target: Any) -> bool:
+    """Whether a build may use what has a part replaced: not if no build imports its module."""
+    name = getattr(target, "__module__", None) or getattr(target, "__name__", str(target))
+    while name and not sources.is_module(name):  # a text may name a function of the module
+        name = name.rpartition(".")[0]
+    return not name or name in sources.closure(builder.__name__)
+
+
 def build(model: Path, out: Path, **options: Any) -> Build:
     """Build `out` from a checkpoint, now or before.
 
-    Now where a test replaces something, asks for reports or links, or `out` is there.
+    Now if a test replaces something that a build may use, or asks for reports or links, or if `out`
+    is there.
     """
     own = {"link_weights", "progress"} & {name for name, value in options.items() if value}
     if not _stores or own or _replacing or out.exists():
@@ -65,7 +75,7 @@ def build(model: Path, out: Path, **options: Any) -> Build:
 def key(model: Path, options: dict[str, Any]) -> str:
     """Options that are files count by their content."""
     given = {
-        name: value.read_text() if isinstance(value, Path) else value
+        name: files_of(value) if isinstance(value, Path) else value
         for name, value in sorted(options.items())
     }
     described = files_of(model), given, sources.digest(builder.__name__)

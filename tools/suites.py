@@ -3,16 +3,19 @@
     python3 tools/suites.py        the targets to make, a line each; what was left out, and why
 
 Each takes minutes. One runs if a path has changed that has a word of its own, or one that all
-share: the contract, the build of the environments, CI. Changed means: since the merge base with
+share: the contract, the build of the environments, CI. A server's suite also runs if a file of
+`runtime/` has changed that the server's adapter imports. Changed means: since the merge base with
 origin/main; on main itself, in the last ten commits. CI_BASE names another commit. Without a commit
 to compare with, or with CI_ALL=1, all run.
 """
 
+import ast
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,7 +30,10 @@ SUITES = {
 }
 """Words of each suite's own paths: names of folders and files, or parts of them."""
 SERVERS = "test-triton", "test-dynamo", "test-clients"
-"""Of these is also what is in `serving` and has no word of one of them."""
+"""A path in `serving` belongs to each of these if it has no word of any of them."""
+CLIENTS = "test-clients"
+"""Tries what the runtime gives to all servers: it is the quickest of them."""
+SERVING = ROOT / "src" / "snapexport" / "serving"
 PREVIOUS = 10
 """Commits of main that count as the change."""
 
@@ -53,7 +59,22 @@ def users(path: str) -> list[str]:
     found = [suite for suite, theirs in SUITES.items() if own & theirs]
     if "serving" in own and not {*found} & {*SERVERS}:
         found += SERVERS
-    return found
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return [suite for suite in SUITES if suite in found or suite in adapters().get(module, ())]
+
+
+@cache
+def adapters() -> dict[str, set[str]]:
+    """The suites of the adapters that import a module of the runtime."""
+    found: dict[str, set[str]] = {}
+    for file in SERVING.rglob("*.py"):
+        suite = f"test-{file.relative_to(SERVING).parts[0]}"
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for name in (node.module, *(f"{node.module}.{one.name}" for one in node.names)):
+                    module = name.removeprefix("snapexport.")
+                    found.setdefault(module, set()).add(suite if suite in SUITES else CLIENTS)
+    return {module: suites for module, suites in found.items() if module.startswith("runtime.")}
 
 
 def git(*arguments: str) -> str | None:

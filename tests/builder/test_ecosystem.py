@@ -14,10 +14,10 @@ import onnxruntime as ort
 import pytest
 from polygraphy.tools._main import main as polygraphy
 
-from snapexport.builder import build
 from snapexport.builder.derive import derive
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
+from tests.builds import build
 from tests.oracle import checkpoints
 
 STANDARD = {"", "snapexport"}

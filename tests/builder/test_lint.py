@@ -11,12 +11,12 @@ import pytest
 from onnx import NodeProto, TensorProto
 from onnx.helper import make_node, make_opsetid, make_tensor_value_info
 
-from snapexport.builder import build
 from snapexport.builder.graph_files import Traces
 from snapexport.builder.lint import lint_model
 from snapexport.contract.build_directory import Build
 from snapexport.graphs.method import Recipe
 from snapexport.graphs.surgery import finish
+from tests.builds import build
 
 Model = onnx.ModelProto
 WIDE = np.arange(5000, dtype=np.float32)

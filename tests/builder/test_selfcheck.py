@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from snapexport.builder import build, run
+from snapexport.builder import run
 from snapexport.builder.options import BuildOptions
 from snapexport.builder.progress import Silent
 from snapexport.compare import layers
@@ -23,6 +23,7 @@ from snapexport.exporter.read.families import family_of
 from snapexport.exporter.weights import conversion
 from snapexport.graphs.passes.base import graph_input
 from snapexport.methods.states import surgery
+from tests.builds import build
 from tests.exporter.weights.forms.test_signed_integers import quantized_by
 from tests.oracle import checkpoints, wholes
 from tests.oracle.families import config_of

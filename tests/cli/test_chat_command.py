@@ -141,6 +141,7 @@ def test_generate_tells_how_to_do_without_a_broken_template(
     assert capsys.readouterr().err.endswith("template takes; or add --no-chat\n")
 
 
+@pytest.mark.slow
 def test_generate_needs_no_jinja2_without_a_template(chatting: Path, tmp_path: Path) -> None:
     plain = without_template(chatting, tmp_path)
     for build, extra in ((plain, None), (chatting, "snapexport[serve]")):
@@ -272,6 +273,7 @@ def test_ctrl_c_is_noted_during_work_and_raised_while_waiting_for_input() -> Non
     assert signal.getsignal(signal.SIGINT) == former
 
 
+@pytest.mark.slow
 def test_chat_on_a_terminal_edits_lines_and_ends_by_ctrl_d(chatting: Path) -> None:
     argv = ["chat", str(chatting), *SHORT]
     pid, terminal = pty.fork()

@@ -302,6 +302,7 @@ def test_inspect_counts_bytes_and_shows_the_kept_positions(
     assert len(operators) == 1 and "snapexport::SnapKVSelect" in operators[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "argv", "extra"),
     [

@@ -116,6 +116,7 @@ def vault_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return build(CHECKPOINT, out, L_max=64, kv_budget=16, batch=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["inspect", "generate"])
 @pytest.mark.parametrize("wrapper", ['exec "$@" >&-', 'PYTHONIOENCODING=ascii exec "$@"'])
 def test_closed_or_ascii_output_does_not_crash(

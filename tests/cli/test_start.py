@@ -36,6 +36,7 @@ def test_an_interrupt_while_modules_load_ends_without_traceback(after: float) ->
     assert process.returncode == 130
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_program_before_modules_are_freed() -> None:
     """Libraries clean up as ever. A native thread that uses a freed module would abort the end."""
     program = """if True:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import torch
@@ -106,6 +107,12 @@ class _Run:
 
 def answer(model: Layered, geometry: CacheGeometry, prompt: Sequence[int], steps: int) -> Answer:
     """The prompt in full, then `steps` tokens greedily from what is kept of it."""
+    return _answer(model, geometry, tuple(prompt), steps)
+
+
+@cache
+def _answer(model: Layered, geometry: CacheGeometry, prompt: tuple[int, ...], steps: int) -> Answer:
+    """The same for every target."""
     run = _Run(model, geometry, len(prompt))
     logits = [run.feed(prompt, 0)[-1]]
     for step in range(steps):

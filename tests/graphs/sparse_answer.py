@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -75,10 +76,11 @@ def seen_blocks(
     return held, doubt
 
 
+@cache
 def sparse_answer(
     model: Layered,
     geometry: CacheGeometry,
-    prompt: Sequence[int],
+    prompt: tuple[int, ...],
     steps: int,
     *,
     budget: int,

@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from snapexport.builder import BuildOptions, build
+from snapexport.builder import BuildOptions
 from snapexport.builder.plan.footprint import PlannedTensors
 from snapexport.contract.memory import cache_bytes
 from snapexport.errors import UserError
 from snapexport.runtime.engine.open_executor import open_executor
+from tests.builds import build
 from tests.facts import model_facts
 from tests.oracle import cases
 from tests.oracle.cases import Case, build_of

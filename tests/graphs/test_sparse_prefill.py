@@ -36,7 +36,7 @@ def compare(running: Running, model: Layered, length: int, *, budget: int, chunk
     geometry, block = running.build.manifest.geometry, gcd(chunk, 64)
     sizes = {"budget": budget, "chunk": chunk, "block": block}
     for seed in range(50):
-        prompt = np.random.default_rng([length, seed]).integers(0, 97, length).tolist()
+        prompt = tuple(np.random.default_rng([length, seed]).integers(0, 97, length).tolist())
         want, doubt = sparse_answer(model, geometry, prompt, STEPS, **sizes)
         if min(want.gap, doubt) > 1e-4:
             break

@@ -6,10 +6,10 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError, markers
+from tests.builds import build
 
 
 def domains(model: onnx.ModelProto) -> set[str]:

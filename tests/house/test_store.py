@@ -133,6 +133,9 @@ def test_a_build_of_which_a_test_replaces_a_part_is_made_now(
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: 1)
             builds.build(model, tmp_path / "replaced", L_max=64)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "LIMIT", 1)  # no build imports it
+            builds.build(model, tmp_path / "found beside it", L_max=64)
         builds.build(model, tmp_path / "reported", L_max=64, progress=1)
         builds.build(model, tmp_path / "found again", L_max=64)
     assert made == ["made", "replaced", "reported"]

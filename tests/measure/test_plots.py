@@ -89,7 +89,12 @@ def require_pictures(report: dict[str, Any], pictures: Sequence[str], folder: Pa
         assert ElementTree.parse(folder / f"{picture}.svg").getroot().tag == SVG
 
 
-@pytest.mark.parametrize("name", REPORTS)
+LARGE = ("three modes, two budgets", "nine policies", "many layers")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LARGE else ()) for n in REPORTS]
+)
 def test_every_evaluation_has_its_plots(tmp_path: Path, name: str) -> None:
     report = REPORTS[name]
     pictures = ["accuracy_by_budget", *(f"depth_by_length_{m}" for m in report["options"]["modes"])]

@@ -4,7 +4,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from onnxruntime import InferenceSession
 
 from snapexport import LLM, SamplingParams
 from snapexport.builder import build
@@ -13,10 +15,12 @@ from snapexport.builder.plan.plan import make_plan, plan_report
 from snapexport.builder.plan.request import PlanRequest
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
+from snapexport.contract.names import PROMPT_LENGTH
 from snapexport.errors import UserError
 from snapexport.methods import table
 from snapexport.runtime.engine.executor import Executor
-from tests.methods.toy.spec import GRAPH, PIECE, SUM, TOY
+from snapexport.runtime.engine.graph_set import GraphSet, Role
+from tests.methods.toy.spec import GRAPH, LAST, PIECE, SUM, TOY
 
 OPTIONS = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24, "batch": 2}
 PROMPTS = [list(range(3, 3 + length)) for length in (60, 5, 40)]
@@ -32,12 +36,13 @@ def toy() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def made(toy: None, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
-    return build(checkpoint, tmp_path_factory.mktemp("toy") / "b", toy_factor=3, **OPTIONS)
+    out = tmp_path_factory.mktemp("toy") / "b"
+    return build(checkpoint, out, toy_factor=3, baseline=True, **OPTIONS)
 
 
 def test_toy_adds_an_output_and_a_graph_that_the_manifest_records(made: Build) -> None:
     again = Build.open(made.directory)
-    assert GRAPH in again.manifest.graphs
+    assert GRAPH in again.manifest.graphs and f"baseline-{GRAPH}" not in again.manifest.graphs
     assert SUM in {spec.name for spec in again.manifest.graphs["prefill"].outputs}
     recorded = json.loads((made.directory / "manifest.json").read_text())["graph_options"]
     assert recorded["methods"] == {"toy": {"toy_factor": 3}}
@@ -54,6 +59,20 @@ def test_toys_taker_takes_its_pieces_and_answers_are_the_same(
     executor = llm.executor
     assert isinstance(executor, Executor)
     assert executor._takers[PIECE].last == [59, 59, 39, 39]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_toys_graph_is_loaded_by_executors_for_which_its_row_says_so(
+    made: Build, role: Role
+) -> None:
+    graphs = GraphSet.of(made, baseline=False, role=role)
+    assert (GRAPH in graphs.names) == (role == "prefill")
+
+
+def test_toys_graph_is_one_of_another_target(checkpoint: Path, tmp_path: Path) -> None:
+    made = build(checkpoint, tmp_path / "b", toy_factor=3, target="tensorrt", **OPTIONS)
+    session = InferenceSession(made.graph(GRAPH), providers=["CPUExecutionProvider"])
+    assert session.run([LAST], {PROMPT_LENGTH: np.array([37])})[0].tolist() == [36]
 
 
 def test_build_without_the_flag_has_nothing_of_the_toy(checkpoint: Path, tmp_path: Path) -> None:

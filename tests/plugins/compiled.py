@@ -1,7 +1,7 @@
 """Compiles each library once for all workers, runs and clones, by a key of all that makes it.
 
-The key is the command, its compiler's version, and every file that the command names or that is in
-a folder of its headers.
+The key is the command, its compiler's version, every file that the command names or that is in a
+folder of our headers, and the sizes and times of others' headers.
 """
 
 import hashlib
@@ -39,7 +39,12 @@ def key(command: list[str]) -> str:
     version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout
     digest = hashlib.sha256(repr(command).encode() + version)
     for file in sorted(set(files_of(command))):
-        digest.update(f"\0{file}\0".encode() + file.read_bytes())
+        digest.update(f"\0{file}\0".encode())
+        if file.is_relative_to(binding.HOME):
+            digest.update(file.read_bytes())
+        else:
+            known = file.stat()
+            digest.update(f"{known.st_size} {known.st_mtime_ns}".encode())
     return digest.hexdigest()
 
 

@@ -61,6 +61,7 @@ def test_plugin_source_layer_includes_only_lower_layers(layer: str) -> None:
             assert is_standard or name.split("/")[0] in allowed, f"{source.name}: {name}"
 
 
+@pytest.mark.slow
 def test_cmake_without_tensorrt_headers_says_that_plugins_are_left_out(tmp_path: Path) -> None:
     if not shutil.which("cmake") or not shutil.which("nvcc"):
         skip_loudly("no cmake or no nvcc: CMakeLists.txt was NOT RUN")

@@ -8,9 +8,9 @@ import onnx
 import pytest
 from onnx.helper import make_node
 
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
+from tests.builds import build
 from tests.contract.test_build_directory import rewrite_graph
 
 FAULTY = (

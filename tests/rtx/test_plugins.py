@@ -12,9 +12,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.plugins import binding
+from tests.builds import build
 from tests.plugins.loud import skip_loudly
 from tests.rtx.conftest import SMALL
 from tests.rtx.library import ask

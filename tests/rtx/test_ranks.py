@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from snapexport.builder import build
+from tests.builds import build
 from tests.oracle import checkpoints
 from tests.rtx.test_graphs import REAL_LATENTS, SMALL, accepted_graphs, load
 

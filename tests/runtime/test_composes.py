@@ -1,11 +1,10 @@
-"""Toy work, a toy follower and a toy drafter are rows in tables: a request runs through each.
+"""A toy follower and a toy drafter are rows in tables: a request runs through each.
 
 They are handed in as the built-in ones are, and nothing in the package is edited.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,12 @@ import pytest
 
 from snapexport import LLM, SamplingParams
 from snapexport.contract.build_directory import Build
-from snapexport.contract.pieces import CHUNK, Piece
+from snapexport.contract.pieces import Piece
 from snapexport.runtime.engine import executor
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.followers import SlotFollower, Step
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.engine.loaded import Loaded
-from snapexport.runtime.engine.predictions import Prediction
-from snapexport.runtime.engine.takers.chunks import Chunks
-from snapexport.runtime.engine.takers.table import takers_of
-from snapexport.runtime.engine.takers.taker import Takers
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 from snapexport.runtime.requests.drafters.drafter import Draft, Drafter, StepInputs
 from snapexport.runtime.requests.drafters.payoff import Payoff
@@ -30,7 +25,6 @@ from snapexport.runtime.requests.generation import Generation
 from tests.oracle import cases
 from tests.oracle.cases import Case, build_of
 
-TOY = "toy"
 PROMPTS = [list(cases.prompt(length, length)) for length in (70, 5, 40, 33)]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -53,51 +47,6 @@ def tokens(llm: LLM) -> list[tuple[int, ...]]:
 
 def plain(build: Build) -> list[tuple[int, ...]]:
     return tokens(LLM(build.directory, threads=1, speculates=False))
-
-
-class ToyWork:
-    """Two pieces after each prompt of more than a chunk."""
-
-    def pieces(self, prompt_length: int, chunk: int) -> Sequence[Piece]:
-        toy = Piece(TOY, prompt_length, prompt_length, cost=3, only_votes=True)
-        return [toy, toy] if prompt_length > chunk else []
-
-
-@dataclass
-class ToyTaker:
-    """Compresses the prompt at the end of its own pieces, with the prompt's own votes."""
-
-    chunks: Chunks
-    taken: list[int] = field(default_factory=list)
-    hidden_states = None
-
-    def take(
-        self, slot: int, prompt: tuple[int, ...], piece: Piece, temperature: float
-    ) -> Prediction:
-        self.taken.append(len(prompt))
-        if piece.is_last:
-            self.chunks.fill(slot, len(prompt), len(prompt))
-        return self.chunks.after_prompt
-
-    def slot_positions(self, prompt_length: int) -> Mapping[str, Any]:
-        return self.chunks.slot_positions(prompt_length)
-
-    def clear(self) -> None:
-        pass
-
-
-def test_a_toy_taker_takes_pieces_of_its_own_kind() -> None:
-    build, made = build_of(Case()), list[ToyTaker]()
-
-    def make(loaded: Loaded, takers: Takers) -> ToyTaker:
-        chunks = takers[CHUNK]
-        assert isinstance(chunks, Chunks)
-        made.append(ToyTaker(chunks))
-        return made[0]
-
-    toy = executor_of(build, takers=(*takers_of(build.manifest), (TOY, make)), further=(ToyWork(),))
-    assert tokens(LLM.from_executor(toy)) == plain(build)
-    assert made[0].taken == [70, 70, 40, 40, 33, 33]
 
 
 class ToyFollower(SlotFollower):

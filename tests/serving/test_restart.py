@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 
-from snapexport.builder import build
 from snapexport.vault import CHECKPOINT
+from tests.builds import build
 from tests.serving.process import serve
 
 TEXT = " ".join(["The river was quiet."] * 40)
@@ -22,6 +23,7 @@ def ask(client: openai.OpenAI, prompt: str, session: str) -> tuple[str, int]:
     return answer.choices[0].text, (details.cached_tokens or 0) if details else 0
 
 
+@pytest.mark.slow
 def test_a_row_is_found_after_a_restart(tmp_path: Path) -> None:
     options: dict[str, Any] = {"L_max": 512, "kv_budget": 64, "batch": 2, "prefill_chunk": 128}
     made = build(CHECKPOINT, tmp_path / "b", extend=True, **options).directory

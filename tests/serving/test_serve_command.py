@@ -13,6 +13,8 @@ import pytest
 
 from tests.serving.process import SECONDS, serve, start
 
+pytestmark = pytest.mark.slow
+
 LONG: dict[str, Any] = {
     "model": "vault",
     "prompt": "The old",

@@ -2,7 +2,6 @@
 
 import queue
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, SamplingParams
 from snapexport.serving.model import run_every_decode, warm_up
 from snapexport.serving.worker import CANCELLED, STOPPING, ActiveRequest, Event, Failure, Worker
+from tests.patience import until
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 from tests.serving.process import SECONDS
 
@@ -68,13 +68,6 @@ def alone(length: int, max_tokens: int) -> tuple[int, ...]:
     return completion.token_ids
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def test_each_token_is_an_event(bench: Bench) -> None:
     bench.worker.start()
     for _ in range(2):
@@ -107,7 +100,7 @@ def test_requests_over_slots_and_max_pending_are_refused(bench: Bench) -> None:
     assert refused is not None and refused.code == "full"
     bench.worker.start()
     bench.events_of(requests[-2])
-    eventually(lambda: bench.worker.values()["slots_used"] == 0)
+    until(lambda: bench.worker.values()["slots_used"] == 0)
     assert bench.worker.accept(bench.request()) is None
 
 
@@ -175,7 +168,7 @@ def test_unexpected_error_ends_all_requests_and_the_worker_goes_on(
     assert "division by zero" in bench.logged[0]
     bench.worker.accept(after := bench.request(6, 5))
     assert ids(bench.events_of(after)) == alone(6, 5)
-    eventually(lambda: bench.worker.values()["slots_used"] == 0)
+    until(lambda: bench.worker.values()["slots_used"] == 0)
 
 
 def test_request_that_cannot_be_submitted_fails_alone(
@@ -199,7 +192,7 @@ def test_request_that_cannot_be_submitted_fails_alone(
             events[active].append(one)
     assert [ids(events[requests[0]]), ids(events[requests[2]])] == [alone(6, 5), alone(7, 5)]
     assert events[requests[1]] == [Failure("the runtime failed: RuntimeError: planted", "internal")]
-    eventually(lambda: bench.worker._accepted == 0)
+    until(lambda: bench.worker._accepted == 0)
 
 
 def test_failing_cancellation_does_not_end_the_worker(

@@ -7,10 +7,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from snapexport import LLM, SamplingParams
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.vault.prompts import VaultPrompt, make_prompt
+from tests.builds import build
 
 CHECKPOINT = Path(str(files("snapexport.vault"))) / "checkpoint"
 PROMPTS = 20
@@ -28,7 +28,7 @@ def right(llm: LLM, prompts: list[VaultPrompt]) -> int:
     return sum(c.text == p.answer for c, p in zip(completions, prompts, strict=True))
 
 
-@pytest.mark.parametrize("baseline", [True, False])
+@pytest.mark.parametrize("baseline", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_vault_checkpoint_retrieves_from_2048_tokens(vault: Build, baseline: bool) -> None:
     prompts = [make_prompt(900_000 + seed, 2048) for seed in range(PROMPTS)]
     llm = LLM(vault.directory, baseline=baseline, threads=2)

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import snapexport
 from tests.fakes.bindings import over_nothing
 
@@ -75,6 +77,7 @@ def mypy(stubs: Path, *files: Path) -> list[str]:
     return [line for line in done.stdout.splitlines() if ": error: " in line]
 
 
+@pytest.mark.slow
 def test_tensorrt_calls_type_check_against_the_bindings(stubs: Path) -> None:
     using = [file for file in TENSORRT_CODE if "tensorrt_bindings import trt" in file.read_text()]
     assert {file.parent.name for file in using} == {"engines", "trt"}
@@ -82,6 +85,7 @@ def test_tensorrt_calls_type_check_against_the_bindings(stubs: Path) -> None:
     assert mypy(stubs, *TENSORRT_CODE) == []
 
 
+@pytest.mark.slow
 def test_type_check_finds_wrong_tensorrt_calls(stubs: Path, tmp_path: Path) -> None:
     planted = tmp_path / "planted.py"
     planted.write_text(WRONG)

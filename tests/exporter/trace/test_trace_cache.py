@@ -34,6 +34,7 @@ def elsewhere(decoder: Any) -> Any:
     return moved
 
 
+@pytest.mark.slow
 def test_a_cached_trace_links_to_the_same_graph(checkpoint: Path, tmp_path: Path) -> None:
     """Also as the trace of the same config in another directory."""
     found = open_checkpoint(checkpoint)

@@ -11,12 +11,12 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter.read.checkpoint import SHARD_INDEX
 from snapexport.exporter.read.folders import COPIED, READ
+from tests.builds import build
 from tests.oracle import cases, checkpoints
 
 

@@ -58,7 +58,7 @@ TOY = Method(
             name=GRAPH,
             specs=last,
             built_if=lambda geometry, options, chunk: is_on(geometry, options),
-            loaded_if=lambda run: run.compresses,
+            loaded_if=lambda run: run.compresses and run.takes_prompts,
             traced_as="prefill",
             has_weights=False,
         ),

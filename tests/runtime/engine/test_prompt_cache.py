@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.pieces import pieces_of
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.engine.predictions import Logits
+from tests.builds import build
 
 C = 24  # the tiny build's prefill chunk
 

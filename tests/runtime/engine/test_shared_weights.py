@@ -8,7 +8,6 @@ import onnx
 import pytest
 from safetensors.numpy import load_file
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build, weight_inputs
 from snapexport.errors import UserError
 from snapexport.runtime.engine.host_memory import HostMemory
@@ -16,6 +15,7 @@ from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.engine.shared_weights import load_weights
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
+from tests.builds import build
 from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.oracle.compare import assert_agrees

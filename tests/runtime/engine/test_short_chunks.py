@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from snapexport import LLM, SamplingParams
-from snapexport.builder import BuildOptions, build
+from snapexport.builder import BuildOptions
 from snapexport.contract.pieces import Prefill, pieces, pieces_of
 from snapexport.errors import UserError
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
+from tests.builds import build
 from tests.facts import model_facts
 from tests.oracle import cases
 from tests.oracle.cases import Case, build_of

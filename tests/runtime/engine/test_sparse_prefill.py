@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapexport.builder import build
 from snapexport.compare.loop import Loop
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
+from tests.builds import build
 
 C, BUDGET, L_MAX = 16, 64, 192
 OPTIONS: dict[str, Any] = {"L_max": L_MAX, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": C}

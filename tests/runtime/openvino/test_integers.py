@@ -12,10 +12,10 @@ import torch
 from onnx import helper, numpy_helper
 from transformers import AutoModelForCausalLM
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.runtime.requests.llm import LLM
+from tests.builds import build
 from tests.exporter import gguf_files
 from tests.exporter.weights.test_weights import weights_of
 

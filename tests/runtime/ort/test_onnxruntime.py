@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import Policy
 from snapexport.contract.memory import cache_bytes
@@ -19,6 +18,7 @@ from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
+from tests.builds import build
 from tests.oracle import cases
 from tests.oracle.cases import Case, build_of
 from tests.oracle.compare import prefill_and_compress

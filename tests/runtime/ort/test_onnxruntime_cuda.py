@@ -15,7 +15,6 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphEntry, TensorSpec
 from snapexport.errors import UserError
@@ -27,6 +26,7 @@ from snapexport.runtime.ort.cuda import PROVIDER as CUDA
 from snapexport.runtime.ort.cuda import Cuda
 from snapexport.runtime.ort.session import bind
 from snapexport.runtime.requests.llm import LLM
+from tests.builds import build
 from tests.fakes import onnxruntime_cuda
 from tests.fakes.cuda import FakeCuda
 from tests.fakes.onnxruntime_cuda import REAL, CudaSession, install

@@ -8,11 +8,11 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.exporter.model.ranks import Columns, Share, cut
 from snapexport.exporter.weights.tensor_file import blocks, is_hole
 from snapexport.files.safetensors import TensorSpan, read_header
+from tests.builds import build
 from tests.oracle import checkpoints
 
 Array = NDArray[np.float32]

@@ -9,12 +9,12 @@ import onnx
 import pytest
 from polygraphy.tools.multi_device.multi_device import DistCollective
 
-from snapexport.builder import build
 from snapexport.builder.lint import lint_build
 from snapexport.builder.verify import verify
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
+from tests.builds import build
 from tests.contract.test_build_directory import rewrite
 from tests.oracle import cases
 from tests.oracle.cases import Case

@@ -92,7 +92,7 @@ def test_closing_the_executor_ends_the_other_ranks(llm: LLM) -> None:
 def test_the_other_ranks_end_with_a_killed_first_rank() -> None:
     code = (
         "import sys, time\nfrom snapexport.runtime.requests.llm import LLM\n"
-        "llm = LLM(sys.argv[1], threads=1)\nprint('open', flush=True)\ntime.sleep(60)\n"
+        "llm = LLM(sys.argv[1], threads=1)\nprint('open', flush=True)\ntime.sleep(600)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(cases.built(CASE).directory)], stdout=subprocess.PIPE

@@ -9,10 +9,10 @@ from typing import Any
 import openai
 import pytest
 
-from snapexport.builder import build
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.vault import CHECKPOINT
+from tests.builds import build
 from tests.runtime.ranks.test_run import ranks_of
 from tests.serving.process import serve
 

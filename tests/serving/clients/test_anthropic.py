@@ -19,7 +19,7 @@ FUNCTION: Any = {
 
 @pytest.fixture
 def client(target: Target) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=target.url, api_key="none", max_retries=0, timeout=60)
+    return anthropic.Anthropic(base_url=target.url, api_key="none", max_retries=0, timeout=300)
 
 
 def test_message_has_text_and_usage(client: anthropic.Anthropic) -> None:

@@ -10,7 +10,7 @@ from tests.serving.clients.conftest import MODEL_NAME
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
 def test_response_model_is_made(mode: str) -> None:
-    client = instructor.from_openai(openai.OpenAI(timeout=60), mode=instructor.Mode[mode])
+    client = instructor.from_openai(openai.OpenAI(timeout=300), mode=instructor.Mode[mode])
     city = client.chat.completions.create(
         model=MODEL_NAME,
         messages=[{"role": "user", "content": QUESTION}],

@@ -11,7 +11,7 @@ from tests.serving.clients.conftest import MODEL_NAME
 
 @pytest.fixture
 def chat() -> ChatOpenAI:
-    return ChatOpenAI(model=MODEL_NAME, max_retries=0, timeout=60, max_completion_tokens=64)
+    return ChatOpenAI(model=MODEL_NAME, max_retries=0, timeout=300, max_completion_tokens=64)
 
 
 def test_bound_tool_is_called(chat: ChatOpenAI) -> None:

@@ -19,7 +19,7 @@ def llm(target: Target) -> OpenAILike:
         is_function_calling_model=True,
         max_retries=0,
         max_tokens=64,
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -29,7 +29,7 @@ NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 @pytest.fixture
 def client() -> openai.OpenAI:
-    return openai.OpenAI(max_retries=0, timeout=60)
+    return openai.OpenAI(max_retries=0, timeout=300)
 
 
 def test_chat_has_text_logprobs_and_usage(client: openai.OpenAI) -> None:

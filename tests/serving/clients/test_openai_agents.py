@@ -15,7 +15,7 @@ from tests.serving.clients.conftest import MODEL_NAME
 @pytest.fixture(autouse=True)
 def client_of_this_loop() -> None:
     """A client that has run in one event loop is of no use in another."""
-    set_default_openai_client(openai.AsyncOpenAI(max_retries=0, timeout=60))
+    set_default_openai_client(openai.AsyncOpenAI(max_retries=0, timeout=300))
 
 
 def agent(**options: Any) -> Agent[Any]:

@@ -23,7 +23,7 @@ def responses(target: Target) -> Any:
 
 
 def messages(target: Target) -> Any:
-    client = AsyncAnthropic(base_url=target.url, api_key="none", max_retries=0, timeout=60)
+    client = AsyncAnthropic(base_url=target.url, api_key="none", max_retries=0, timeout=300)
     return AnthropicModel(MODEL_NAME, provider=AnthropicProvider(anthropic_client=client))
 
 

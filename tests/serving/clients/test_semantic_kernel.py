@@ -19,7 +19,7 @@ from tests.serving.clients.conftest import MODEL_NAME
 
 
 def service() -> OpenAIChatCompletion:
-    return OpenAIChatCompletion(MODEL_NAME, async_client=openai.AsyncOpenAI(timeout=60))
+    return OpenAIChatCompletion(MODEL_NAME, async_client=openai.AsyncOpenAI(timeout=300))
 
 
 def history() -> ChatHistory:

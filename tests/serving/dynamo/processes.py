@@ -3,9 +3,7 @@
 import json
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,10 +14,10 @@ from snapexport.serving.dynamo import up
 from snapexport.serving.options import ClusterOptions
 from snapexport.serving.process import free_port
 from snapexport.vault import make_prompt
+from tests.patience import until
+from tests.serving.process import SECONDS
 
 NAME = "vault"
-READY_SECONDS = 300
-DIRECT_SECONDS = 300
 
 
 class Cluster:
@@ -60,7 +58,7 @@ class Cluster:
     def wait_for_workers(self) -> None:
         """The same without a request."""
         for member in self.members.values():
-            until(lambda member=member: up.answers(member.health), READY_SECONDS)
+            until(lambda member=member: up.answers(member.health))
 
     def kill(self, name: str) -> None:
         """By SIGKILL."""
@@ -71,7 +69,7 @@ class Cluster:
     def metric(self, member: str, name: str) -> float:
         """A worker's metric without its labels."""
         url = self.members[member].health.removesuffix("health") + "metrics"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=SECONDS) as answer:
             for line in answer.read().decode().splitlines():
                 if line.startswith(f"snapexport_{name}{{"):
                     return float(line.rpartition(" ")[2])
@@ -79,11 +77,11 @@ class Cluster:
 
     @property
     def client(self) -> OpenAI:
-        return OpenAI(base_url=self._url, api_key="none", max_retries=0, timeout=120)
+        return OpenAI(base_url=self._url, api_key="none", max_retries=0, timeout=SECONDS)
 
     @property
     def async_client(self) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=self._url, api_key="none", max_retries=0, timeout=120)
+        return AsyncOpenAI(base_url=self._url, api_key="none", max_retries=0, timeout=SECONDS)
 
     @property
     def _url(self) -> str:
@@ -96,7 +94,7 @@ class Cluster:
             input=json.dumps(request).encode(),
             env=self._environment,
             capture_output=True,
-            timeout=DIRECT_SECONDS,
+            timeout=SECONDS,
             check=True,
         )
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -117,10 +115,3 @@ def ids_of(llm: LLM, seed: int, length: int = 900) -> list[int]:
     assert llm.tokenizer
     ids: list[int] = llm.tokenizer.encode(make_prompt(seed, length).text).ids
     return ids
-
-
-def until(holds: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come to hold in time"
-        time.sleep(0.05)

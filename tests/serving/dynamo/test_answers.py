@@ -11,7 +11,8 @@ from openai.types import Completion
 
 from snapexport import LLM, SamplingParams
 from snapexport.vault import make_prompt
-from tests.serving.dynamo.processes import NAME, Cluster, until
+from tests.patience import until
+from tests.serving.dynamo.processes import NAME, Cluster
 
 COUNT = 64
 TOKENS = 12
@@ -161,7 +162,7 @@ def test_closed_stream_frees_its_batch_slot(cluster: Cluster) -> None:
         next(stream)
     assert sum(cluster.metric(f"decode-{i}", "slots_used") for i in range(2)) == 1
     stream.close()
-    until(lambda: sum(cluster.metric(f"decode-{i}", "slots_used") for i in range(2)) == 0, 5)
+    until(lambda: sum(cluster.metric(f"decode-{i}", "slots_used") for i in range(2)) == 0)
     after = sum(cluster.metric(f"decode-{i}", "requests_cancelled_total") for i in range(2))
     assert after == before + 1
 

@@ -19,9 +19,9 @@ from snapexport.serving.dynamo.up import HOST
 from snapexport.serving.process import free_port
 from snapexport.vault import make_prompt
 from tests.serving.dynamo.processes import NAME, Cluster, ids_of
+from tests.serving.process import SECONDS
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
-SECONDS = 300
 STREAM_TOKENS = 1200
 DECODE = "decode-0", "decode-1"
 

@@ -13,11 +13,12 @@ from openai import APIStatusError, AsyncOpenAI
 
 from snapexport import LLM, SamplingParams
 from snapexport.contract.manifest import Manifest
-from tests.serving.dynamo.processes import NAME, Cluster, ids_of, until
+from tests.patience import until
+from tests.serving.dynamo.processes import NAME, Cluster, ids_of
+from tests.serving.process import SECONDS
 
 LEASE = 3
 TOKENS = 40
-SECONDS = 300
 """No request may take longer, whatever happened to its worker."""
 GREEDY = {"stop_conditions": {"max_tokens": TOKENS}, "sampling_options": {"temperature": 0}}
 
@@ -68,7 +69,7 @@ def test_killed_decode_worker_ends_or_moves_its_requests(
     async def load() -> list[str | APIStatusError]:
         client = alone.async_client
         running = asyncio.gather(*(ask(client, prompt) for prompt in prompts))
-        await asyncio.to_thread(until, lambda: alone.metric("decode-0", "slots_used") >= 1, 30)
+        await asyncio.to_thread(until, lambda: alone.metric("decode-0", "slots_used") >= 1)
         await asyncio.to_thread(alone.kill, "decode-0")
         return await running
 
@@ -88,7 +89,7 @@ def test_killed_decode_worker_ends_or_moves_its_requests(
         assert again.status_code == 503 and time.monotonic() < end
     assert again == expected[0]
     until(lambda: alone.metric("decode-1", "slots_used") == 0)
-    until(lambda: alone.metric("prefill-0", "slots_used") == 0, 40)
+    until(lambda: alone.metric("prefill-0", "slots_used") == 0)
     print(f"migrations {migrations}: {len(failed)} of {len(found)} failed")
 
 
@@ -141,7 +142,7 @@ def test_row_that_nobody_fetches_is_freed_and_its_late_reader_refused(
     alone.wait_for_workers()
     handed = prefill(alone, prompt)
     assert alone.metric("prefill-0", "slots_used") == 1
-    until(lambda: alone.metric("prefill-0", "leases_expired_total") == 1, LEASE + 5)
+    until(lambda: alone.metric("prefill-0", "leases_expired_total") == 1)
     until(lambda: alone.metric("prefill-0", "slots_used") == 0)
     answer = decode(alone, prompt, handed)
     assert "gave the prompt's row up before it was fetched" in answer["error"]
@@ -163,7 +164,7 @@ def test_prompt_of_another_build_is_refused(
     answer = decode(alone, prompt, prefill(alone, prompt))
     assert "was prefilled by another build" in answer["error"]
     assert alone.metric("decode-0", "rows_moved_total") == 0
-    until(lambda: alone.metric("prefill-0", "slots_used") == 0, LEASE + 5)
+    until(lambda: alone.metric("prefill-0", "slots_used") == 0)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_decode_worker_without_a_prefilled_prompt_says_so(pair: Cluster, llm: LL
 
 @pytest.mark.parametrize("component", ["prefill", "backend"])
 def test_probe_of_a_workers_health_keeps_no_batch_slot(pair: Cluster, component: str) -> None:
-    until(lambda: pair.metric("prefill-0", "leases") == 0, LEASE + 5)  # of the tests before
+    until(lambda: pair.metric("prefill-0", "leases") == 0)  # of the tests before
     probe = {"token_ids": [0], "stop_conditions": {"max_tokens": 1}, HEALTH_CHECK_KEY: True}
     (chunk,) = pair.direct(component, probe)["chunks"]
     assert len(chunk["token_ids"]) == 1 and "disaggregated_params" not in chunk

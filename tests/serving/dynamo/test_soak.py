@@ -13,7 +13,9 @@ from openai import AsyncOpenAI
 
 from snapexport import LLM, SamplingParams
 from snapexport.vault import make_prompt
-from tests.serving.dynamo.processes import NAME, Cluster, until
+from tests.patience import until
+from tests.serving.dynamo.processes import NAME, Cluster
+from tests.serving.process import SECONDS as PATIENCE
 from tests.serving.process import resident_bytes
 
 CLIENTS = 32
@@ -68,8 +70,8 @@ async def visit(client: AsyncOpenAI, texts: dict[str, str], seed: int, until_: f
 def assert_free(cluster: Cluster) -> None:
     """Every batch slot and every lease is free in the end."""
     for member in WORKERS:
-        until(lambda member=member: cluster.metric(member, "slots_used") == 0, seconds=60)
-    until(lambda: cluster.metric("prefill-0", "leases") == 0, seconds=60)
+        until(lambda member=member: cluster.metric(member, "slots_used") == 0)
+    until(lambda: cluster.metric("prefill-0", "leases") == 0)
 
 
 def resident(cluster: Cluster, member: str) -> int:
@@ -129,7 +131,7 @@ def test_frontend_that_is_killed_and_started_again_finds_its_workers(
         asking = [asyncio.ensure_future(streamed(client, prompt)) for prompt in texts]
         await asyncio.sleep(0.5)
         alone.kill("frontend")
-        return await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 60)
+        return await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), PATIENCE)
 
     for prompt, answer in zip(texts, asyncio.run(broken()), strict=True):
         assert answer == texts[prompt] or isinstance(answer, Exception), answer

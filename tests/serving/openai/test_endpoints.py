@@ -60,7 +60,7 @@ def test_route_of_another_form_is_a_row_of_the_table(served: Served) -> None:
     api = Api(served.model, served.api.health, endpoints=(*ENDPOINTS, loud))
 
     def asked(path: str, **body: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(ask(api, path, **body), served.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(ask(api, path, **body), served.loop).result(SECONDS)
 
     plain = asked("/v1/completions", prompt="!a")["choices"][0]["text"]
     answer = asked("/v1/loud", mark="!")

@@ -34,7 +34,9 @@ def asked(
     """The answer of an API of its own over the same model."""
     api = Api(served.model, served.api.health, access=access or Access())
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return asyncio.run_coroutine_threadsafe(_ask(api, method, path, named), served.loop).result(10)
+    return asyncio.run_coroutine_threadsafe(_ask(api, method, path, named), served.loop).result(
+        SECONDS
+    )
 
 
 async def _ask(api: Api, method: str, path: str, headers: dict[str, str]) -> Answer:
@@ -128,7 +130,7 @@ def test_models_are_not_listed_while_the_server_drains(served: Served) -> None:
     api = Api(served.model, served.api.health)
     api.gate.closed = True
     asking = _ask(api, "GET", "/v1/models", {})
-    answer = asyncio.run_coroutine_threadsafe(asking, served.loop).result(10)
+    answer = asyncio.run_coroutine_threadsafe(asking, served.loop).result(SECONDS)
     code = json.loads(answer.body)["error"]["code"]
     assert (answer.status_code, code) == (503, "shutting_down")
 

@@ -107,6 +107,7 @@ def test_form_begins_at_once_where_thinking_is_off(
     assert not reasoning and re.fullmatch("[ab]{6}", content) and ended == "stop"
 
 
+@pytest.mark.slow
 def test_a_form_that_cannot_be_kept_is_refused_behind_reasoning_too(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -359,18 +359,21 @@ def deep(levels: int) -> Any:
                 }
             ],
         },
-        {
-            "response_format": {"type": "json_object"},
-            "tools": [
-                {
-                    "type": "function",
-                    "function": {
-                        "name": "f",
-                        "parameters": {"properties": {"a": {"multipleOf": 99999999}}},
-                    },
-                }
-            ],
-        },
+        pytest.param(
+            {
+                "response_format": {"type": "json_object"},
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "f",
+                            "parameters": {"properties": {"a": {"multipleOf": 99999999}}},
+                        },
+                    }
+                ],
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["5000 tools", "40 levels", "no tokens", "a large grammar", "a form beside a slow one"],
 )

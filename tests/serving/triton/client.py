@@ -15,10 +15,9 @@ import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
 from snapexport.serving.triton.interface import INPUTS, UNARY_SUFFIX
-from tests.serving.process import read_metrics
+from tests.serving.process import SECONDS, read_metrics
 from tests.serving.triton.server import Server
 
-SECONDS = 300
 IDLE = {"requests_running": 0, "requests_waiting": 0, "slots_used": 0}
 _TYPES = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
 _DTYPES = {tensor.name: tensor.dtype for tensor in INPUTS}

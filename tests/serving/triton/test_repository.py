@@ -18,6 +18,7 @@ from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError
 from snapexport.serving.options import RepositoryOptions
 from snapexport.serving.triton.repository import write_repository
+from tests.serving.process import SECONDS
 from tests.serving.triton.client import Client
 from tests.serving.triton.server import Server
 
@@ -156,10 +157,16 @@ def test_copied_repository_serves_after_a_move_as_its_readme_says(
         readme = readme.replace("localhost:8000", http).replace("localhost:8001", port)
         ask, example, probe = re.findall(r"```(?:python)?\n(.*?)```", readme, re.DOTALL)[2:5]
         for line in re.split(r"\n(?=curl)", textwrap.dedent(ask + probe).strip()):
-            answer = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60)
+            answer = subprocess.run(
+                line, shell=True, capture_output=True, text=True, timeout=SECONDS
+            )
             assert answer.returncode == 0 and "text_output" in answer.stdout, line
         python = subprocess.run(
-            [*_python(), example], capture_output=True, text=True, timeout=60, env=dict(os.environ)
+            [*_python(), example],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            env=dict(os.environ),
         )
         assert python.returncode == 0 and python.stdout.strip(), python.stderr
 

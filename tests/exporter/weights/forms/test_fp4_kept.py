@@ -13,13 +13,14 @@ from onnx.helper import make_empty_tensor_value_info, make_graph, make_model
 from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 
-from snapexport.builder import BuildOptions, build
+from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import read_model
 from snapexport.builder.plan.weights import stored_bytes
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.runtime.requests.llm import LLM
+from tests.builds import build
 from tests.exporter.quantized_integers import Fp4, quantize
 from tests.exporter.weights.forms.test_signed_integers import TENSORRT, in_files
 from tests.exporter.weights.readers.test_compressed_tensors import NVFP4, config

@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
+from snapexport.exporter import trace as tracing
 from snapexport.exporter.model.probe import look
 from snapexport.exporter.read.families import family_of
-from snapexport.exporter.trace import trace_decode
 from snapexport.exporter.trace.link import Traced
 from snapexport.exporter.trace.marking import Marking
 from snapexport.exporter.weights.forms import parts
@@ -322,7 +322,7 @@ def test_int4_leaves_routers_and_gates_of_one_row_whole(
 ) -> None:
     config = config_of(name, **experts)
     decoder = look(config, family_of("", config.model_type))
-    found = Traced.of(trace_decode(decoder, torch.float32), decoder)
+    found = Traced.of(tracing.trace_decode(decoder, torch.float32), decoder)
     shapes = {one: found.model.graph.initializers[n].shape for n, one in found.sources.items()}
     spans = {n: TensorSpan(Path(), 0, 0, "F32", shape.numpy()) for n, shape in shapes.items()}
     trace = Marking(spans, Rounded(INT4), decoder.embedding).mark(found)

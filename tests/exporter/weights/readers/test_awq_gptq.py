@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.builder import build
 from snapexport.errors import UserError
 from snapexport.exporter.read import open_checkpoint
 from snapexport.exporter.weights.forms.integers import IntegerWeight
 from snapexport.exporter.weights.readers import read_quantization
+from tests.builds import build
 from tests.exporter.quantized_integers import Weight, opened, quantize, values
 from tests.exporter.weights.test_weights import weights_of
 from tests.oracle import checkpoints

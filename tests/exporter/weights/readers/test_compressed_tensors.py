@@ -10,7 +10,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.errors import UserError
 from snapexport.exporter.read import open_checkpoint
@@ -18,6 +17,7 @@ from snapexport.exporter.weights.forms.integers import IntegerWeight
 from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.exporter.weights.readers import read_quantization
 from snapexport.exporter.weights.readers.fp8 import Fp8Tensor
+from tests.builds import build
 from tests.exporter.quantized_integers import (
     Arrays,
     Fp4,

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.errors import UserError
 from snapexport.exporter.model import require_readable
@@ -22,6 +21,7 @@ from snapexport.exporter.weights.readers.mxfp4 import Mxfp4
 from snapexport.exporter.weights.readers.quantization import Quantization
 from snapexport.exporter.weights.tensor_file import Tensor, blocks
 from snapexport.files.safetensors import read_header
+from tests.builds import build
 from tests.exporter.quantized_files import (
     DTYPES,
     by_transformers,

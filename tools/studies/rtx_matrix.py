@@ -1,6 +1,6 @@
 """Asks TensorRT for RTX about every graph of a matrix of 144 builds: an hour on two cores.
 
-    PYTHONPATH=. python -m tests.rtx.matrix [WORD ...]
+    python -m tools.studies.rtx_matrix [WORD ...]
 
 Architectures by policies, and then options one at a time. With words: the builds alone whose name
 has one of them. Prints a line a build, and ends with 1 if a graph was refused.
@@ -64,6 +64,7 @@ class Combination:
 
 
 def combinations() -> Iterator[Combination]:
+    """All builds, each once."""
     yield from _policies()
     yield from _layouts()
     yield from _votes()

@@ -26,7 +26,7 @@ from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.vault import CHECKPOINT, VaultPrompt, make_prompt
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "tools/studies/speed/results/context.json"
 PICTURE = ROOT / "docs" / "assets" / "overview.png"
 

@@ -1,15 +1,15 @@
 """Computes the tables and the sentences with numbers of the pages of results from the results.
 
-python -m tools.result_pages           print each table as its page has to have it
-python -m tools.result_pages --check   exit status 1 if a page says something else
+python -m tools.studies.result_pages           print each table as its page has to have it
+python -m tools.studies.result_pages --check   exit status 1 if a page says something else
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
-from tools.result_pages import claims, quality, speed
-from tools.result_pages.results import ROOT, STUDIES
+from tools.studies.result_pages import claims, quality, speed
+from tools.studies.result_pages.results import ROOT, STUDIES
 
 DETAILS = "../tools/studies/quality/details.md"
 MORE_SPEED = "../tools/studies/speed/details.md"

@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
-from tools.result_pages import speed
-from tools.result_pages.quality import MODELS, OPTIONS, TEXTS, lost
-from tools.result_pages.results import Row, found, report, share
+from tools.studies.result_pages import speed
+from tools.studies.result_pages.quality import MODELS, OPTIONS, TEXTS, lost
+from tools.studies.result_pages.results import Row, found, report, share
 
 SMOL_TEXTS = {1024: "", 2048: "", 4096: "_4096", 8000: "_8000"}
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator
 from itertools import product
 
-from tools.result_pages.results import found, line, mean, ms, nats, report
+from tools.studies.result_pages.results import found, line, mean, ms, nats, report
 
 
 def equal_memory() -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
-from tools.result_pages.results import Row, found, line, mean, nats, report, share
+from tools.studies.result_pages.results import Row, found, line, mean, nats, report, share
 
 CACHES = {
     "SnapStream": "snapstream",
