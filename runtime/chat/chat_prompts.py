@@ -253,9 +253,9 @@ def open_template(directory: Path) -> Template:
     """
     require_template(directory)
     with needs_extra("serve"):
-        from snapexport.runtime.chat import chat_template, template_process
+        from snapexport.runtime.chat import chat_template
     template = chat_template.load(directory, template_files.read_config(directory))
-    return template_process.TemplateProcesses(template)
+    return chat_template.TemplateProcesses(template)
 
 
 def require_template(directory: Path) -> None:

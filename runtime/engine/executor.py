@@ -19,7 +19,7 @@ from snapexport.contract.pieces import FurtherWork, Piece, pieces_of
 from snapexport.errors import UserError
 from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.backend import Buffers, DeviceError, GraphBackend
-from snapexport.runtime.engine.decode_steps import DecodeSteps
+from snapexport.runtime.engine.decode_steps import DecodeSteps, SlotRows
 from snapexport.runtime.engine.followers import Drafts, Step
 from snapexport.runtime.engine.graph_set import GraphSet, Role
 from snapexport.runtime.engine.kept_positions import kept_of_layers
@@ -30,7 +30,6 @@ from snapexport.runtime.engine.parking import Parking
 from snapexport.runtime.engine.predictions import Prediction, Predictions
 from snapexport.runtime.engine.prompt_cache import PromptCache
 from snapexport.runtime.engine.rows import Rows, digest_of
-from snapexport.runtime.engine.slot_rows import SlotRows
 from snapexport.runtime.engine.takers.table import takers_of
 from snapexport.runtime.engine.takers.taker import MakeTaker, Refills, Taker
 

@@ -19,10 +19,10 @@ BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 MAKERS = {
     "onnxruntime": ("snapexport.runtime.ort.backend", "OnnxRuntimeBackend"),
-    "onnxruntime-cuda": ("snapexport.runtime.ort.cuda", "cuda_backend"),
-    "openvino": ("snapexport.runtime.openvino.mixed", "openvino_backend"),
+    "onnxruntime-cuda": ("snapexport.runtime.ort.backend", "cuda_backend"),
+    "openvino": ("snapexport.runtime.openvino.backend", "openvino_backend"),
     "tensorrt": ("snapexport.runtime.trt.backend", "TensorRtBackend"),
-    "ranks": ("snapexport.runtime.ranks.leader", "open_ranks"),
+    "ranks": ("snapexport.runtime.ranks.processes", "open_ranks"),
 }
 """What makes each backend, and the executor of several ranks: a module, and its function. The
 runtime knows them by the protocols `GraphBackend` and `BatchExecutor`."""

@@ -15,7 +15,14 @@ from snapexport.contract.manifest import REBUILD, GraphEntry, TensorSpec
 from snapexport.errors import UserError, first_line
 from snapexport.files.untrusted import GRAPH_BYTES, read_bytes
 from snapexport.runtime.openvino.attention import CacheOperators
-from snapexport.runtime.openvino.graph_file import inline, mark_top_sets, read_model, take_weights
+from snapexport.runtime.openvino.graph_file import (
+    MappedWeights,
+    WeightSpan,
+    inline,
+    mark_top_sets,
+    read_model,
+    take_weights,
+)
 from snapexport.runtime.openvino.operators import (
     TOP_EXTENSIONS,
     IntegerProducts,
@@ -23,7 +30,6 @@ from snapexport.runtime.openvino.operators import (
     identity,
     ints,
 )
-from snapexport.runtime.openvino.weights import MappedWeights, WeightSpan
 
 _PLACES = "Exception from", "Check '", "FrontEnd API failed", "Model wasn't fully", "--"
 """How lines of OpenVINO's messages begin that say where, and not why."""

@@ -16,9 +16,6 @@ from snapexport.errors import UserError, first_line, needs_extra
 from snapexport.runtime.engine.backend import Buffers, GraphError, Work, require_threads
 from snapexport.runtime.ort.devices import Cpu, Device
 
-with needs_extra("cpu"):
-    import onnxruntime as ort
-
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
 
 _BFLOAT16 = 16
@@ -115,7 +112,7 @@ def _read_by_the_cpu(session: Any, device: str) -> set[str]:
 def session_options(threads: int | None, prepack: bool, settings: Mapping[str, str]) -> Any:
     """Return the options of every session. threads: None for one a core. settings: a device's."""
     require_threads(threads)
-    options = ort.SessionOptions()
+    options = _library().SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
     # A waiting thread spins for as long as it takes to wake one up, then sleeps. Endless spinning
@@ -129,7 +126,7 @@ def session_options(threads: int | None, prepack: bool, settings: Mapping[str, s
 
 def version() -> str:
     """ONNX Runtime's version."""
-    return str(ort.__version__)
+    return str(_library().__version__)
 
 
 def saved_optimized(path: Path, target: Path, weights: str) -> None:
@@ -146,6 +143,13 @@ def saved_optimized(path: Path, target: Path, weights: str) -> None:
     options.log_severity_level = _ONLY_ERRORS  # it warns that the file fits only this processor
     device = Cpu()
     _open(path, options, device, captures=False)
+
+
+def _library() -> Any:
+    """ONNX Runtime. Raises UserError where it is not installed."""
+    with needs_extra("cpu"):
+        import onnxruntime
+    return onnxruntime
 
 
 def _open(path: Path, options: Any, device: Device, captures: bool) -> tuple[Any, bool]:
@@ -165,7 +169,7 @@ def _open(path: Path, options: Any, device: Device, captures: bool) -> tuple[Any
 
 def _session(path: Path, options: Any, device: Device, captures: bool) -> Any:
     name, settings = device.provider(captures)
-    session = ort.InferenceSession(
+    session = _library().InferenceSession(
         path,
         options,
         providers=[(name, settings)],

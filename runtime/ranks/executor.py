@@ -18,13 +18,12 @@ import numpy as np
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.pieces import Piece, pieces_of
 from snapexport.runtime.arrays import Floats, Integers
-from snapexport.runtime.engine.backend import Buffers, GraphBackend
+from snapexport.runtime.engine.backend import Buffers, Collectives, GraphBackend
+from snapexport.runtime.engine.decode_steps import SlotRows
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.engine.predictions import Prediction, Predictions
 from snapexport.runtime.engine.rows import Rows
-from snapexport.runtime.engine.slot_rows import SlotRows
-from snapexport.runtime.ranks.collectives import Collectives
 
 Tell = Callable[[str, Sequence[Any]], None]
 """Hands a call on to the other ranks: a method's name, and its arguments."""

@@ -12,7 +12,7 @@ from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.interface import weight_inputs
 from snapexport.errors import UserError
-from snapexport.runtime.engine.host_memory import HostMemory
+from snapexport.runtime.engine.backend import HostMemory
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.engine.shared_weights import load_weights
 from snapexport.runtime.requests.llm import LLM

@@ -44,7 +44,7 @@ def ranks_of(process: int) -> list[int]:
     told = subprocess.run(
         ["ps", "--ppid", str(process), "-o", "pid=,args="], capture_output=True, text=True
     ).stdout
-    return [int(line.split()[0]) for line in told.splitlines() if "ranks.follower" in line]
+    return [int(line.split()[0]) for line in told.splitlines() if "ranks.processes" in line]
 
 
 def test_requests_side_by_side_have_the_tokens_of_one_process(llm: LLM) -> None:

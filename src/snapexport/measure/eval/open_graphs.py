@@ -91,7 +91,7 @@ class OpenGraphs:
     def _make(self, name: str) -> Callable[..., GraphBackend]:
         make = maker_of(name)
         if name == "onnxruntime-cuda":
-            from snapexport.runtime.ort.cuda import Cuda
+            from snapexport.runtime.ort.devices import Cuda
 
             self._device = self._device or Cuda()
             make = partial(make, device=self._device)
