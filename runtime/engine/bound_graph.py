@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry, GraphName
+from snapexport.methods import table
 from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend, Memory, Work
 
 HostArrays = Mapping[str, NDArray[Any]]
@@ -39,7 +40,8 @@ class BoundGraph:
         self._written = [
             buffers[spec.name] for spec in entry.inputs if buffers[spec.name].is_of_host
         ]
-        read = names.read_each_run(spec.name for spec in entry.outputs)
+        outputs = {spec.name for spec in entry.outputs}
+        read = table.likeliest(outputs) or {names.LOGITS} & outputs
         self._read = {name: buffers[name] for name in read}
         self._work: Work | None = None
 

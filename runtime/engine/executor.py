@@ -74,7 +74,7 @@ class Executor:
             full_cache=graphs.full_cache,
             verifies=bool(graphs.verify),
             form=graphs.form,
-            short_chunks=graphs.short_chunks,
+            chunks=graphs.chunks,
             further=further,
         )
         self.backend = backend

@@ -23,16 +23,16 @@ class GraphSet:
     names: those that are loaded. prefill: of them, by the positions of each one's cache, ascending;
     none where all prompts go block by block. decode: by the batch slots that each runs, ascending,
     loaded or not. verify: the same for several tokens of each; none without --tokens-per-step, and
-    none of a baseline. short_chunks: tokens of those that prefill and extend have beside the whole
-    chunk; none of a baseline. form: how prompts are taken.
+    none of a baseline. chunks: tokens of those that graphs take a prompt in, ascending; the
+    prefill chunk is last. form: how prompts are taken.
     """
 
     names: tuple[GraphName, ...]
     prefill: dict[int, GraphName]
     decode: dict[int, GraphName]
+    chunks: tuple[int, ...]
     full_cache: bool
     verify: dict[int, GraphName] = field(default_factory=dict)
-    short_chunks: tuple[int, ...] = ()
     role: Role = "both"
     form: PrefillForm = "chunks"
 
@@ -74,9 +74,9 @@ class GraphSet:
             names=names,
             prefill={positions: name for positions, name in prefill if name in names},
             decode=manifest.decode_graphs(prefix),
+            chunks=manifest.chunks[-1:] if prefix else manifest.chunks,
             full_cache=run.full_cache,
             verify=verify,
-            short_chunks=() if prefix else tuple(manifest.short_chunks),
             role=role,
             form=form,
         )

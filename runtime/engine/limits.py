@@ -45,11 +45,12 @@ class Limits:
         full_cache: bool,
         verifies: bool = False,
         form: PrefillForm = "chunks",
-        short_chunks: tuple[int, ...] = (),
+        chunks: tuple[int, ...] = (),
         further: Sequence[FurtherWork] = (),
     ) -> "Limits":
         """A full cache ends at L_max; a compressed one goes on to the model's own limit.
 
+        chunks: tokens of those that graphs take, ascending; none: only of the prefill chunk.
         further: what follows a prompt's chunks, beside what the build itself asks for.
         """
         geometry, model = manifest.geometry, manifest.model
@@ -60,14 +61,13 @@ class Limits:
         return cls(
             batch=manifest.batch,
             decode_batches=tuple(manifest.decode_graphs()),
-            tokens_per_step=geometry.steps.tokens_per_step if verifies else 1,
+            tokens_per_step=geometry.steps.tokens if verifies else 1,
             longest_prompt=longest if form == "chunks" else positions,
             positions=positions,
             vocab_size=model.vocab_size,
             eos_token_id=frozenset(model.eos_token_id),
             prefill=Prefill(
-                chunk=manifest.prefill_chunk,
-                short=short_chunks,
+                chunks=chunks or (manifest.prefill_chunk,),
                 longest=0 if form == "blocks" else longest,
                 voters=geometry.block_voters(manifest.prefill_chunk),
                 rewinds=not model.stateful,

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from snapexport.contract import names
+from snapexport.methods import table
 from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.bound_graph import BoundGraph
 
@@ -109,11 +110,9 @@ class Predictions:
 
     def _top_tokens(self, row: int, token: int) -> TopTokens | None:
         arrays = self._graph.arrays
-        if names.TOP_TOKENS not in arrays:
+        if (outputs := table.likeliest(arrays)) is None:
             return None
-        tokens, logits, normalizer = (
-            arrays[name][row] for name in (names.TOP_TOKENS, names.TOP_LOGITS, names.LOG_NORMALIZER)
-        )
+        tokens, logits, normalizer = (arrays[name][row] for name in outputs)
         if tokens.ndim > 1:
             tokens, logits, normalizer = tokens[token], logits[token], normalizer[token]
         return TopTokens(tokens, logits, float(normalizer))

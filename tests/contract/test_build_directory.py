@@ -75,8 +75,8 @@ REFUSED["schema"] = {
         "no method 'surprise' has options",
     ),
     "missing key": (lambda m: m.pop("batch"), "batch: field required"),
-    "newer format": (lambda m: m.update(format_version=17), "format_version is 17"),
-    "older format": (lambda m: m.update(format_version=8), "version 8 is not 16"),
+    "newer format": (lambda m: m.update(format_version=18), "format_version is 18"),
+    "older format": (lambda m: m.update(format_version=8), "version 8 is not 17"),
     "unknown graph": (lambda m: m["graphs"].update(encode=m["graphs"]["decode"]), "graphs.encode"),
     "absolute path": (
         lambda m: m["graphs"]["decode"].update(file="/etc/hostname"),

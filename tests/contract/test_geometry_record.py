@@ -12,7 +12,7 @@ from snapexport.errors import UserError
 
 GROUPS = (((0, 1),), ((0,), (1,)))
 RECORD = GeometryRecord(
-    "snapstream", 64, 3, L_sink=4, L_recent=12, K=(8, 2, 14), tokens_per_step=3, head_groups=GROUPS
+    "snapstream", 64, 3, L_sink=4, L_recent=12, K=(8, 2, 14), step_tokens=3, head_groups=GROUPS
 )
 
 

@@ -256,7 +256,7 @@ def build(
     for rows in (batch, *batches):
         end = "" if rows == batch else f".{rows}"
         models[f"decode{end}"] = model.trace("decode", rows, 1, dtype)
-        if (tokens := geometry.steps.tokens_per_step) > 1:
+        if (tokens := geometry.steps.tokens) > 1:
             models[f"verify{end}"] = model.trace("decode", rows, tokens, dtype)
     traces = Traces(models, chunk)
     (out / WEIGHTS).mkdir(parents=True)

@@ -20,7 +20,7 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.graphs.passes.base import SurgeryError
 from snapexport.methods.table import graph_options
-from snapexport.methods.top_tokens.spec import TopTokensOptions
+from snapexport.methods.top_tokens.spec import OUTPUTS, TopTokensOptions
 from snapexport.methods.top_tokens.surgery import TopTokens
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.llm import LLM
@@ -72,10 +72,10 @@ def test_top_tokens_and_log_normalizer_equal_torchs(vocabulary: int, temperature
     out = run_pass(logits, 50, temperature)
     np.testing.assert_array_equal(out[names.LOGITS], logits)
     values, tokens = torch.from_numpy(logits).topk(50)
-    np.testing.assert_array_equal(out[names.TOP_LOGITS], values)
-    np.testing.assert_array_equal(out[names.TOP_TOKENS], tokens)
+    np.testing.assert_array_equal(out[OUTPUTS.logits], values)
+    np.testing.assert_array_equal(out[OUTPUTS.tokens], tokens)
     divided = torch.from_numpy(logits).double() / torch.tensor(temperature).reshape(-1, 1)
-    np.testing.assert_allclose(out[names.LOG_NORMALIZER], divided.logsumexp(-1), rtol=1e-6)
+    np.testing.assert_allclose(out[OUTPUTS.log_normalizer], divided.logsumexp(-1), rtol=1e-6)
 
 
 def test_log_normalizer_keeps_many_small_weights_beside_a_large_one() -> None:
@@ -83,15 +83,13 @@ def test_log_normalizer_keeps_many_small_weights_beside_a_large_one() -> None:
     logits = np.full((ROWS, 128256), np.log(1e-8), np.float32)
     logits[:, 0] = 0
     log_sum = np.log1p(128255e-8)
-    np.testing.assert_allclose(run_pass(logits, 1)[names.LOG_NORMALIZER], log_sum, rtol=1e-3)
+    np.testing.assert_allclose(run_pass(logits, 1)[OUTPUTS.log_normalizer], log_sum, rtol=1e-3)
 
 
 def test_top_tokens_list_the_lower_token_first_in_a_tie() -> None:
     logits = np.zeros((ROWS, 257), np.float32)
     logits[:, [40, 200]] = 1
-    np.testing.assert_array_equal(
-        run_pass(logits, 5)[names.TOP_TOKENS], [[40, 200, 0, 1, 2]] * ROWS
-    )
+    np.testing.assert_array_equal(run_pass(logits, 5)[OUTPUTS.tokens], [[40, 200, 0, 1, 2]] * ROWS)
 
 
 @pytest.mark.parametrize("place", [0, 100, 256])
@@ -103,11 +101,11 @@ def test_log_normalizer_is_finite_exactly_if_a_token_can_be_chosen(
     logits[1, place] = broken
     logits[2, :] = -np.inf
     for temperature in (1e-20, 0.7, 1e20):
-        found = np.isfinite(run_pass(logits, 8, temperature)[names.LOG_NORMALIZER])
+        found = np.isfinite(run_pass(logits, 8, temperature)[OUTPUTS.log_normalizer])
         assert found.tolist() == [True, False, False]
     logits[:, :] = -np.inf
     logits[:, place] = -5.0
-    assert np.isfinite(run_pass(logits, 8, 1e20)[names.LOG_NORMALIZER]).all()
+    assert np.isfinite(run_pass(logits, 8, 1e20)[OUTPUTS.log_normalizer]).all()
 
 
 def test_top_tokens_pass_refuses_a_graph_without_logits() -> None:
@@ -129,7 +127,7 @@ def test_every_graph_with_logits_has_top_token_outputs(case: Case) -> None:
         found = {
             one.name: (one.dtype, one.shape)
             for one in (*graph.inputs, *graph.outputs)
-            if "top_" in one.name or one.name in (names.TEMPERATURE, names.LOG_NORMALIZER)
+            if "top_" in one.name or one.name in (names.TEMPERATURE, OUTPUTS.log_normalizer)
         }
         assert found == {
             "temperature": ("float32", [rows]),
@@ -210,7 +208,7 @@ def test_derived_build_keeps_the_number_of_top_tokens(tmp_path: Path) -> None:
     build = build_of(CHUNKED)
     full = derive(build, build.manifest.geometry.as_full(), tmp_path / "full")
     assert full.manifest.graph_options.of(TopTokensOptions).top_tokens == COUNT
-    assert names.LOG_NORMALIZER in [one.name for one in full.manifest.graphs["decode"].outputs]
+    assert OUTPUTS.log_normalizer in [one.name for one in full.manifest.graphs["decode"].outputs]
 
 
 @pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])

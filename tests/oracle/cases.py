@@ -53,7 +53,7 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 _SLIDING_TYPES = ("mistral", "starcoder2")
 """Model types whose window is every layer's, without a list of the layers' types."""
-_OF_GEOMETRY = ("L_obs", "pool_kernel", "tokens_per_step", *VOTE_FIELDS)
+_OF_GEOMETRY = ("L_obs", "pool_kernel", *VOTE_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ class Case:
             for row in self.head_budget
         )
         options = {name: getattr(self, name) for name in _OF_GEOMETRY}
+        options["step_tokens"] = self.tokens_per_step
         shape = {"L_sink": L_sink, "L_recent": L_recent, "K": K, "head_groups": groups}
         shape |= {"cache_of": shared, "chunk": chunk if any(chunk) else 0}
         return GeometryRecord(self.policy, self.L_max, len(caches), **shape, **options).geometry()

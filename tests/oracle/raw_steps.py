@@ -24,7 +24,7 @@ class SeveralSlots:
         self.build, self.layers = build, build.caches
         self.sessions = {
             1: build.decode_session,
-            geometry.steps.tokens_per_step: build.session("verify"),
+            geometry.steps.tokens: build.session("verify"),
         }
         rows = [requests[i if i < len(requests) else 0] for i in range(build.batch)]
         self.lengths = np.array([row.length for row in rows])

@@ -45,7 +45,7 @@ class Chunks:
         self.buffers = allocate(memory, entry, given)
         self._prefill = loaded.limits.prefill
         self._graphs = {self._prefill.chunk: self._bind_each(loaded.graphs.prefill)}
-        for tokens in self._prefill.short:
+        for tokens in self._prefill.chunks[:-1]:
             self._graphs[tokens] = self._bind_each(loaded.manifest.prefill_graphs(tokens=tokens))
         self._inner = self._bind_inner(cache.inner) if cache.inner else None
         self.kept: Buffers = {}

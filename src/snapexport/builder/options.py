@@ -200,7 +200,7 @@ class BuildOptions:
             )
         if self.policy == "full":
             layers, cache_of = model.num_hidden_layers, model.cache_of or ()
-            return CacheGeometry.full(self.L_max, layers, self._steps.tokens_per_step, cache_of)
+            return CacheGeometry.full(self.L_max, layers, self._steps.tokens, cache_of)
         rings = [layer.ring(self.L_max) for layer in model.cached.values()]
         exact = [ring for ring in rings if ring]
         if len(exact) == len(rings):

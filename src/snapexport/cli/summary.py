@@ -35,7 +35,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "prefill_chunk": manifest.prefill_chunk,
         "layout": _layout(manifest),
         "prefill_capacities": list(manifest.prefill_graphs()),
-        "short_chunks": manifest.short_chunks,
+        "short_chunks": list(manifest.chunks[:-1]),
         "dtype": manifest.dtype,
         "quantization": manifest.quantization,
         "matrices": manifest.matrices,
@@ -45,7 +45,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "cache_dtype": manifest.cache_dtype,
         "prompt_cache_dtype": manifest.graph_options.prompt_cache_dtype or manifest.dtype,
         "decode_attention": manifest.graph_options.decode_attention,
-        "tokens_per_step": manifest.geometry.steps.tokens_per_step,
+        "tokens_per_step": manifest.geometry.steps.tokens,
         **_of_methods(manifest),
         "tensor_parallel": manifest.tensor_parallel,
         "target": manifest.target,
@@ -117,7 +117,7 @@ def _prefill_line(manifest: Manifest) -> str:
     line = f"{_layout(manifest)}, {manifest.prefill_chunk} tokens a step"
     if narrow := manifest.graph_options.prompt_cache_dtype:
         line += f", cache in {narrow}"
-    if short := manifest.short_chunks:
+    if short := manifest.chunks[:-1]:
         line += f", {' or '.join(map(str, short))} where that holds the rest"
     *smaller, _ = manifest.prefill_graphs()
     if smaller:
@@ -160,7 +160,7 @@ def _weights_line(manifest: Manifest, nbytes: int) -> str:
 
 def _decode_line(manifest: Manifest) -> str:
     """How cache slots are stored and read."""
-    line, tokens = f"caches in {manifest.cache_dtype}", manifest.geometry.steps.tokens_per_step
+    line, tokens = f"caches in {manifest.cache_dtype}", manifest.geometry.steps.tokens
     if manifest.geometry.compresses:
         attention = manifest.graph_options.decode_attention if tokens == 1 else "all"
         line += f", attention over {attention} cache slots"

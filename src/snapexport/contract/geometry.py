@@ -11,32 +11,22 @@ from snapexport.contract.slots import LayerGeometry, Slots
 from snapexport.contract.vote import Vote, Voter
 from snapexport.errors import UserError, require_at_least
 
-MOST_TOKENS_PER_STEP = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """tokens_per_step: q, the most tokens of a batch slot in a step. Raises UserError."""
+    """tokens: q, the most tokens of a batch slot in a step."""
 
-    tokens_per_step: int = 1
-
-    def __post_init__(self) -> None:
-        require_at_least("--tokens-per-step", self.tokens_per_step, 1)
-        if self.tokens_per_step > MOST_TOKENS_PER_STEP:
-            raise UserError(
-                f"--tokens-per-step {self.tokens_per_step} is above {MOST_TOKENS_PER_STEP}",
-                "use 4 to 8: drafts are rarely right for longer",
-            )
+    tokens: int = 1
 
     @property
     def several(self) -> bool:
         """Whether a step may take more than one token."""
-        return self.tokens_per_step > 1
+        return self.tokens > 1
 
     @property
     def spare(self) -> int:
-        """Ring slots beyond L_recent that steps of so many tokens need."""
-        return 2 * (self.tokens_per_step - 1)
+        """Ring slots beyond L_recent that steps of q tokens need."""
+        return 2 * (self.tokens - 1)
 
 
 Policy = Literal["snapstream", "streaming", "sage", "snapkv", "full"]
@@ -173,12 +163,12 @@ class CacheGeometry:
         cls,
         L_max: int,
         num_layers: int,
-        tokens_per_step: int = 1,
+        tokens: int = 1,
         cache_of: tuple[int, ...] = (),
     ) -> "CacheGeometry":
         """The uncompressed cache: every position is a sink."""
         slots = Slots(num_layers, L_sink=L_max, L_recent=0, K=0, cache_of=cache_of)
-        return cls("full", L_max, slots, steps=Steps(tokens_per_step))
+        return cls("full", L_max, slots, steps=Steps(tokens))
 
     def as_full(self) -> "CacheGeometry":
         """The uncompressed cache of the same model: the baseline."""

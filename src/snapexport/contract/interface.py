@@ -117,7 +117,7 @@ def _graph_names(manifest: Manifest) -> Iterator[GraphName]:
             yield GraphOf(kind, size).name
             if has_baseline and kind.has_baseline:
                 yield GraphOf(kind, size, is_baseline=True).name
-            for tokens in manifest.short_chunks if kind.shortens else ():
+            for tokens in manifest.chunks[:-1] if kind.shortens else ():
                 yield GraphOf(kind, size, tokens).name
 
 

@@ -31,7 +31,7 @@ from snapexport.files.dtypes import BY_NUMPY, CacheDType, DType
 from snapexport.files.untrusted import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.files.whole import write_whole
 
-FORMAT_VERSION = 16
+FORMAT_VERSION = 17
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
@@ -234,9 +234,10 @@ class Manifest(Strict):
         return self._smaller(f"{prefix}prefill", tokens) | {self.geometry.L_max: whole}
 
     @property
-    def short_chunks(self) -> list[int]:
-        """Tokens of the chunks that are shorter than `prefill_chunk`, ascending."""
-        return sorted({graph_of(name).tokens for name in self.graphs} - {0})
+    def chunks(self) -> tuple[int, ...]:
+        """Tokens of the chunks that graphs take a prompt in, ascending; `prefill_chunk` is last."""
+        short = {graph_of(name).tokens for name in self.graphs} - {0}
+        return (*sorted(short), self.prefill_chunk)
 
     def _smaller(self, name: GraphName, tokens: int = 0) -> dict[int, GraphName]:
         """{N: graph} of each graph name.N, ascending."""

@@ -1,7 +1,8 @@
 """Names of the graphs' inputs and outputs (after Hugging Face's), and of our operator domain."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import NamedTuple
 
 DOMAIN = "snapexport"
 """Domain of the model-local functions, and of the plugins of the same names."""
@@ -18,24 +19,19 @@ HIDDEN_STATES = "hidden_states"
 """The last layer's output after its norm, [B,C,E]: what the head reads."""
 
 TEMPERATURE = "temperature"
-"""Float32 [B], above 0: the divisor of the logits in `LOG_NORMALIZER`."""
-TOP_TOKENS = "top_tokens"
-"""Int64 [B,N], the likeliest tokens, by descending logit."""
-TOP_LOGITS = "top_logits"
-"""Float32 [B,N], their logits."""
-LOG_NORMALIZER = "log_normalizer"
-"""Float32 [B], logsumexp(logits / temperature) over the whole vocabulary."""
-
-_SAMPLED = frozenset({LOGITS, TOP_TOKENS, TOP_LOGITS, LOG_NORMALIZER})
+"""Float32 [B], above 0: the divisor of the logits in `Likeliest.log_normalizer`."""
 
 
-def read_each_run(outputs: Iterable[str]) -> frozenset[str]:
-    """The outputs of a graph that the host reads after every run.
+class Likeliest(NamedTuple):
+    """Names of the outputs from which the host samples, in graphs that spare it the logits.
 
-    A graph with top_tokens leaves its logits on the device until a request needs them.
+    tokens: int64 [B,N], the likeliest tokens, by descending logit. logits: float32 [B,N], theirs.
+    log_normalizer: float32 [B], logsumexp(logits / temperature) over the whole vocabulary.
     """
-    read = _SAMPLED.intersection(outputs)
-    return read - {LOGITS} if TOP_TOKENS in read else read
+
+    tokens: str
+    logits: str
+    log_normalizer: str
 
 
 _PAST = "past_key_values."

@@ -60,7 +60,7 @@ class InnerChunks(Protocol):
 class Prefill:
     """How the prompts of a build are taken.
 
-    chunk: tokens of a chunk or a block. short: tokens of the graphs for shorter ones, ascending.
+    chunks: tokens that graphs take at once, ascending; the last is a whole chunk, or a block.
     longest: tokens of the longest prompt that is taken in chunks; 0: all go in blocks.
     voters: tokens of a prompt's end that each block but the last has room for, and that vote on it.
     further: what follows the chunks of a prompt.
@@ -68,23 +68,27 @@ class Prefill:
     chunk that is short.
     """
 
-    chunk: int
+    chunks: tuple[int, ...]
     longest: int
     voters: int = 0
     further: tuple[FurtherWork, ...] = ()
     rewinds: bool = True
-    short: tuple[int, ...] = ()
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a whole chunk, or of a block."""
+        return self.chunks[-1]
 
     def size(self, count: int) -> int:
         """Tokens of the shortest graph that takes `count` of them."""
-        return next((tokens for tokens in self.short if count <= tokens), self.chunk)
+        return next((tokens for tokens in self.chunks if count <= tokens), self.chunk)
 
     def least_row(self, prompt_length: int) -> int:
         """Tokens of the shortest row that saves work of a prompt that begins with it."""
         whole, left = divmod(prompt_length - 1, self.chunk)
         if whole:
             return left + 1
-        cheaper = [tokens for tokens in self.short if tokens < self.size(prompt_length)]
+        cheaper = [tokens for tokens in self.chunks if tokens < self.size(prompt_length)]
         return prompt_length - max(cheaper, default=0)
 
     def is_too_long(self, prompt_length: int) -> bool:

@@ -41,7 +41,7 @@ class GeometryRecord:
     group: str = _VOTE.group
     budget: str = _VOTE.budget
     vote_queries: str = _VOTE.voter.name
-    tokens_per_step: int = Steps().tokens_per_step
+    step_tokens: Annotated[int, Field(ge=1)] = Steps().tokens
     head_groups: HeadGroups = ()
     cache_of: tuple[int, ...] = ()
     chunk: Column[int] = 0
@@ -49,15 +49,16 @@ class GeometryRecord:
     def geometry(self) -> CacheGeometry:
         """The geometry that the record describes. Raises UserError for invalid values."""
         voter = voter_of(self.vote_queries)
-        parts = self._slots(), self._of(Vote, voter=voter), self._of(Steps)
+        parts = self._slots(), self._of(Vote, voter=voter), Steps(self.step_tokens)
         return CacheGeometry(self.policy, self.L_max, *parts)
 
     @classmethod
     def of(cls, geometry: CacheGeometry) -> "GeometryRecord":
         """The record of a geometry."""
-        parts = geometry.slots, geometry.vote, geometry.steps
+        parts = geometry.slots, geometry.vote
         values = {name: getattr(part, name) for part in parts for name in part.__slots__}
         values["vote_queries"] = values.pop("voter").name
+        values["step_tokens"] = geometry.steps.tokens
         values["num_layers"] = geometry.slots.num_caches
         return cls(geometry.policy, geometry.L_max, **values)
 

@@ -156,7 +156,7 @@ def require_groups(groups: HeadGroups, num_layers: int) -> None:
     if groups and len(groups) != num_layers:
         raise UserError(
             f"there are head groups of {len(groups)} layers, the model has {num_layers}",
-            "make them with --head-budget",
+            "make groups of each layer's KV heads",
         )
     kv_heads = sum(map(len, groups[0])) if groups else 0
     for layer, of_layer in enumerate(groups):
@@ -165,7 +165,7 @@ def require_groups(groups: HeadGroups, num_layers: int) -> None:
         if not all(of_layer) or not ordered or sorted(heads) != list(range(kv_heads)):
             raise UserError(
                 f"the head groups of layer {layer} do not hold each of {kv_heads} KV heads once",
-                "make them with --head-budget",
+                "put each KV head into one group, in ascending order",
             )
         if len(of_layer) > MOST_GROUPS:
             raise UserError(

@@ -14,6 +14,7 @@ from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import GraphOptions, MethodOptions
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
 from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.names import Likeliest
 from snapexport.contract.pieces import FurtherWork, InnerChunks
 from snapexport.contract.rule import Facts, Rule
 from snapexport.contract.targets import Target
@@ -75,6 +76,7 @@ class Method:
     stores: the value of --cache-dtype that it stores caches in.
     resolve: fills in the defaults of graph options that it decides.
     tensors: what it adds to a graph of a kind (or `TRACE`), beside that kind's common tensors.
+    likeliest: outputs that it adds, from which the host samples in place of the logits.
     kinds: kinds of graphs of its own.
     reads_hidden_states: whether it needs the hidden states of the last layer of each trace.
     inner: the chunks inside a prompt that run in a graph of its own, of the prefill chunk's tokens.
@@ -99,6 +101,7 @@ class Method:
     reshape: Reshape = same_geometry
     resolve: Callable[[GraphOptions, Target, DType], GraphOptions] = same_options
     tensors: Callable[[GraphFacts, str, Tensors], Tensors] = no_tensors
+    likeliest: Likeliest | None = None
     kinds: tuple[GraphKind, ...] = ()
     reads_hidden_states: bool = False
     inner: Callable[[GraphOptions, int], InnerChunks | None] = lambda options, chunk: None

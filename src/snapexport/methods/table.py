@@ -1,11 +1,12 @@
 """Lists the cache methods, and what follows from all of them together."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import CORE_FIELDS, GraphOptions, MethodOptions
+from snapexport.contract.names import Likeliest
 from snapexport.contract.pieces import InnerChunks
 from snapexport.contract.rule import Facts
 from snapexport.contract.vote import Voter
@@ -52,6 +53,12 @@ def inner_chunks(options: GraphOptions, prefill_chunk: int) -> InnerChunks | Non
     """The chunks inside a prompt that run in a graph of their own, if a build has such."""
     found = (method.inner(options, prefill_chunk) for method in METHODS)
     return next(filter(None, found), None)
+
+
+def likeliest(outputs: Container[str]) -> Likeliest | None:
+    """The outputs of a graph from which the host samples in place of the logits, if there are."""
+    found = (method.likeliest for method in METHODS)
+    return next((names for names in found if names and names.tokens in outputs), None)
 
 
 def voters() -> dict[str, Voter]:

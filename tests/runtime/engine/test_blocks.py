@@ -226,7 +226,7 @@ def test_the_row_that_was_used_longest_ago_goes_first() -> None:
 @pytest.mark.parametrize("voters", [0, 1, 4])
 @pytest.mark.parametrize(("done", "length"), [(0, 1), (0, 8), (0, 9), (5, 30), (0, 33), (31, 32)])
 def test_blocks_follow_each_other_and_are_equally_long(done: int, length: int, voters: int) -> None:
-    work = pieces(length, done, Prefill(8, 0, voters), onto_row=True)
+    work = pieces(length, done, Prefill((8,), 0, voters), onto_row=True)
     blocks = [(piece.start, piece.end) for piece in work]
     assert blocks[-1][1] == length and [piece.is_last for piece in work].index(True) + 1 == len(
         work

@@ -88,7 +88,7 @@ def test_prompts_in_short_blocks_keep_what_whole_blocks_keep(case: Case) -> None
 
 
 def test_a_piece_costs_the_shortest_chunk_that_holds_it() -> None:
-    prefill = Prefill(32, 96, voters=4, short=SHORT)
+    prefill = Prefill((*SHORT, 32), 96, voters=4)
     assert [piece.cost for piece in pieces(8, 0, prefill, onto_row=False)] == [8]
     found = [(one.start, one.end, one.cost) for one in pieces(75, 0, prefill, onto_row=False)]
     assert found == [(0, 32, 32), (32, 64, 32), (59, 75, 16)]
@@ -100,7 +100,7 @@ def test_a_piece_costs_the_shortest_chunk_that_holds_it() -> None:
 
 
 def test_a_row_is_used_where_it_saves_work() -> None:
-    plain, prefill = Prefill(32, 96), Prefill(32, 96, short=SHORT)
+    plain, prefill = Prefill((32,), 96), Prefill((*SHORT, 32), 96)
     assert [prefill.least_row(length) for length in (8, 9, 16, 17, 32)] == [8, 1, 8, 1, 16]
     assert [plain.least_row(length) for length in (8, 32, 33, 64, 90)] == [8, 32, 1, 32, 26]
     assert [prefill.least_row(length) for length in (33, 64, 90)] == [1, 32, 26]

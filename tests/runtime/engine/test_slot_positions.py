@@ -26,7 +26,7 @@ def geometries(draw: st.DrawFn) -> CacheGeometry:
         L_recent=L_recent,
         K=draw(st.integers(0, 6)),
         L_obs=1,
-        tokens_per_step=draw(st.integers(2, 8)),
+        step_tokens=draw(st.integers(2, 8)),
     ).geometry()
 
 
@@ -34,7 +34,7 @@ def steps_of(
     geometry: CacheGeometry, length: int, sizes: list[tuple[bool, int]]
 ) -> Iterator[tuple[int, list[int], Held]]:
     """(first position, accepted, positions held) of each step of one batch slot."""
-    positions, q = SlotPositions(geometry, batch=2), geometry.steps.tokens_per_step
+    positions, q = SlotPositions(geometry, batch=2), geometry.steps.tokens
     positions.fill(0, length)
     position = length
     for is_single, wanted in sizes:
@@ -101,7 +101,7 @@ def test_kept_positions_stay(geometry: CacheGeometry, length: int) -> None:
 
 def test_a_moved_batch_slot_goes_on_as_before() -> None:
     geometry = GeometryRecord(
-        "streaming", 50, 1, L_sink=2, L_recent=5, K=0, L_obs=1, tokens_per_step=4
+        "streaming", 50, 1, L_sink=2, L_recent=5, K=0, L_obs=1, step_tokens=4
     ).geometry()
     positions = SlotPositions(geometry, 2)
     positions.fill(1, 20)

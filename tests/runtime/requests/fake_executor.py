@@ -45,7 +45,7 @@ def make_limits(
         positions=positions,
         vocab_size=vocab_size,
         eos_token_id=eos_token_id,
-        prefill=Prefill(prefill_chunk, longest_prompt),
+        prefill=Prefill((prefill_chunk,), longest_prompt),
     )
 
 

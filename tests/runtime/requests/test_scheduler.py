@@ -67,7 +67,7 @@ def work_of(
 ) -> tuple[Piece, ...]:
     """Of a prompt of any length, in chunks or in blocks."""
     further = (PseudoTokens(pseudo_tokens, 0),) if pseudo_tokens else ()
-    return pieces(length, done, Prefill(chunk, length, further=further), onto_row=onto_row)
+    return pieces(length, done, Prefill((chunk,), length, further=further), onto_row=onto_row)
 
 
 def expected_chunks(length: int, chunk: int, onto_row: bool) -> list[tuple[int, int]]:

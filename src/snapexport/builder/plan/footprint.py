@@ -205,7 +205,7 @@ class Activations:
 
     def decode(self) -> int:
         """Bytes of a decode step: a row and scores for each token, logits [B,V] or [B,C,V]."""
-        tokens = self.options.batch * self.geometry.steps.tokens_per_step
+        tokens = self.options.batch * self.geometry.steps.tokens
         widest = max(layer.cache_slots for layer in self.geometry.layers)
         rows = self.layer(tokens) + self._scores(tokens, widest)
         logits = 2 * tokens * self.model.facts.vocab_size * FP32_BYTES

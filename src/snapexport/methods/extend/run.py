@@ -41,7 +41,7 @@ class Blocks:
             self._copied = {names.past_of(name): buffer for name, buffer in after.items()}
         given = loaded.weights | self._row | after
         self._prefill = loaded.limits.prefill
-        names_of = {tokens: f"{GRAPH}.c{tokens}" for tokens in self._prefill.short}
+        names_of = {tokens: f"{GRAPH}.c{tokens}" for tokens in self._prefill.chunks[:-1]}
         names_of[self._prefill.chunk] = GRAPH
         self._graphs: dict[int, BoundGraph] = {}
         for tokens, name in names_of.items():

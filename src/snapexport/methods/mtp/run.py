@@ -83,7 +83,7 @@ class MtpDrafts(SlotFollower):
         buffers = allocate(self._memory, entry, weights)
         self._step = BoundGraph(backend, GRAPH, entry, buffers)
         pasts = [one for name, one in buffers.items() if names.is_past(name)]
-        batch, self._several = manifest.batch, manifest.geometry.steps.tokens_per_step
+        batch, self._several = manifest.batch, manifest.geometry.steps.tokens
         self._rings = [[past.rows(slot, slot + 1) for past in pasts] for slot in range(batch)]
         self._slots = [_Slot() for _ in range(batch)]
         entry = manifest.graphs[PREFILL_GRAPH]

@@ -15,7 +15,7 @@ class SeveralTokensExport(MethodExport):
     title = "decode of several tokens"
 
     def traces(self, model: TracedModel) -> Mapping[str, ir.Model]:
-        tokens = model.geometry.steps.tokens_per_step
+        tokens = model.geometry.steps.tokens
         states, ranks = model.hidden_states, model.ranks
         return {GRAPH: trace.trace_decode(model.decoder, model.dtype, states, tokens, ranks)}
 

@@ -28,7 +28,7 @@ class SlotPositions(SlotFollower):
     def __init__(self, geometry: CacheGeometry, batch: int) -> None:
         shapes = dict.fromkeys(geometry.layers)
         self._shapes = [_ShapePositions(shape, batch) for shape in shapes]
-        self._tokens = geometry.steps.tokens_per_step
+        self._tokens = geometry.steps.tokens
         self._was_fed = np.zeros(batch, bool)
 
     @classmethod

@@ -8,9 +8,11 @@ from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import MethodOptions, option
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
 from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule
+from snapexport.errors import UserError, require_at_least
 from snapexport.methods.method import Method
 
 GRAPH = "verify"
+MOST_TOKENS = 64
 
 
 def place_inputs(shape: int) -> tuple[str, str]:
@@ -37,6 +39,14 @@ class SeveralTokensOptions(MethodOptions):
         recorded=False,
     )
 
+    def __post_init__(self) -> None:
+        require_at_least("--tokens-per-step", self.tokens_per_step, 1)
+        if self.tokens_per_step > MOST_TOKENS:
+            raise UserError(
+                f"--tokens-per-step {self.tokens_per_step} is above {MOST_TOKENS}",
+                "use 4 to 8: drafts are rarely right for longer",
+            )
+
 
 def tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
     """Where decode's steps write, for each shape of layers."""
@@ -52,7 +62,7 @@ def tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
 
 def facts(geometry: CacheGeometry) -> Facts:
     """The flag, as the geometry has it."""
-    return {"tokens_per_step": geometry.steps.tokens_per_step}
+    return {"tokens_per_step": geometry.steps.tokens}
 
 
 CHOICE = Choice(
@@ -81,7 +91,7 @@ SEVERAL_TOKENS = Method(
     kinds=(
         GraphKind(
             name=GRAPH,
-            specs=lambda facts: facts.decode(facts.geometry.steps.tokens_per_step),
+            specs=lambda facts: facts.decode(facts.geometry.steps.tokens),
             built_if=lambda geometry, options, chunk: geometry.steps.several,
             loaded_if=lambda run: run.generates,
             rows="batch",

@@ -11,6 +11,8 @@ from snapexport.contract.targets import Target, capabilities
 from snapexport.errors import UserError
 from snapexport.methods.method import TRACE, Method
 
+OUTPUTS = names.Likeliest("top_tokens", "top_logits", "log_normalizer")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TopTokensOptions(MethodOptions):
@@ -57,9 +59,9 @@ def tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
     *rows, _ = common[1][names.LOGITS][1]
     count = facts.options.of(TopTokensOptions).top_tokens
     top: Specs = {
-        names.TOP_TOKENS: ("int64", (*rows, count)),
-        names.TOP_LOGITS: ("float32", (*rows, count)),
-        names.LOG_NORMALIZER: ("float32", tuple(rows)),
+        OUTPUTS.tokens: ("int64", (*rows, count)),
+        OUTPUTS.logits: ("float32", (*rows, count)),
+        OUTPUTS.log_normalizer: ("float32", tuple(rows)),
     }
     return {names.TEMPERATURE: ("float32", tuple(rows[:1]))}, top
 
@@ -71,6 +73,7 @@ TOP_TOKENS = Method(
     is_on=lambda geometry, options: options.of(TopTokensOptions).top_tokens > 0,
     options=TopTokensOptions,
     tensors=tensors,
+    likeliest=OUTPUTS,
     report=lambda geometry, options: {"top_tokens": options.of(TopTokensOptions).top_tokens},
     words=lambda geometry, options: {
         "sampling": f"from {options.of(TopTokensOptions).top_tokens} top tokens, or from logits "

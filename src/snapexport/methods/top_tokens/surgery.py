@@ -11,7 +11,7 @@ from snapexport.contract import names
 from snapexport.graphs.method import MethodSurgery
 from snapexport.graphs.passes.base import Pass, SurgeryError, int64s, node
 from snapexport.graphs.recipe import Recipe, Size
-from snapexport.methods.top_tokens.spec import TopTokensOptions
+from snapexport.methods.top_tokens.spec import OUTPUTS, TopTokensOptions
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class TopTokens:
         logits = _logits(graph)
         rows = logits.shape[:-1]
         temperature = gs.Variable(names.TEMPERATURE, np.float32, rows[:1])
-        tokens = gs.Variable(names.TOP_TOKENS, np.int64, (*rows, self.count))
-        values = gs.Variable(names.TOP_LOGITS, np.float32, (*rows, self.count))
-        normalizer = gs.Variable(names.LOG_NORMALIZER, np.float32, rows)
+        tokens = gs.Variable(OUTPUTS.tokens, np.int64, (*rows, self.count))
+        values = gs.Variable(OUTPUTS.logits, np.float32, (*rows, self.count))
+        normalizer = gs.Variable(OUTPUTS.log_normalizer, np.float32, rows)
         node(graph, "TopK", [logits, int64s(graph, self.count)], [values, tokens], axis=-1)
         _log_sum_exp(graph, logits, values, temperature, normalizer)
         graph.inputs.append(temperature)
