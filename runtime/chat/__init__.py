@@ -7,6 +7,6 @@
     template_habits    how a template closes answers, shows calls, and begins the next turn
     parsers/           content, reasoning and tool calls in an answer's text
 
-An LLM finds it by `requests/on_demand` when the first chat comes. The template modules need jinja2,
+An LLM imports it when the first chat comes. The template modules need jinja2,
 but for template_files and template_habits. Importing this package loads nothing.
 """

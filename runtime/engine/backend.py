@@ -23,6 +23,13 @@ from snapexport.contract.manifest import GraphName, TensorSpec
 from snapexport.errors import UserError
 from snapexport.files.dtypes import BY_NUMPY
 
+Integers = NDArray[np.int64]
+"""Token ids, positions, lengths."""
+
+Floats = NDArray[np.float32]
+"""Logits, temperatures."""
+
+
 Work = Callable[[], None]
 """Something to run. On a GPU it only puts work on the stream."""
 

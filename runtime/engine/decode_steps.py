@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest
-from snapexport.runtime.arrays import Floats, Integers
-from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend
-from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
+from snapexport.runtime.engine.backend import Buffer, Buffers, Floats, GraphBackend, Integers
+from snapexport.runtime.engine.bound_graph import BoundGraph, Predictions, allocate
 from snapexport.runtime.engine.followers import SlotFollower
 from snapexport.runtime.engine.graph_set import GraphSet
-from snapexport.runtime.engine.predictions import Predictions
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ those that concern it.
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from snapexport.contract.pieces import Piece
-from snapexport.runtime.arrays import Integers
-from snapexport.runtime.engine.backend import Buffer
+from snapexport.runtime.engine.backend import Buffer, Integers
 from snapexport.runtime.engine.bound_graph import HostArrays
 
 
@@ -60,9 +59,11 @@ class SlotFollower:
     def release(self, slot: int) -> None:
         """The batch slot is idle."""
 
-    def is_in_caches(self, slot: int) -> bool:
-        """Whether caches and positions say all that another executor needs to go on."""
-        return True
+    def require_in_caches(self, slot: int, decoded: int) -> None:
+        """Raise UserError unless caches and positions say all that another executor needs.
+
+        decoded: tokens of the batch slot after its prompt.
+        """
 
 
 @runtime_checkable

@@ -7,12 +7,16 @@ from typing import Any, Literal, get_args
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import DeviceError, GraphBackend
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.bound_graph import load_weights
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import GraphSet, PrefillForm, Role
-from snapexport.runtime.engine.openvino_options import Device, Precision
 from snapexport.runtime.engine.prompt_cache import PromptCache
-from snapexport.runtime.engine.shared_weights import load_weights
+
+Device = Literal["CPU", "GPU", "NPU"]
+DEVICES: tuple[Device, ...] = get_args(Device)
+Precision = Literal["f32", "bf16", "f16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
 
 BackendName = Literal["onnxruntime", "onnxruntime-cuda", "openvino", "tensorrt"]
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
@@ -25,7 +29,7 @@ MAKERS = {
     "ranks": ("snapexport.runtime.ranks.processes", "open_ranks"),
 }
 """What makes each backend, and the executor of several ranks: a module, and its function. The
-runtime knows them by the protocols `GraphBackend` and `BatchExecutor`."""
+runtime knows them as a `GraphBackend` and an `Executor`."""
 
 
 def open_executor(
@@ -42,18 +46,18 @@ def open_executor(
     device: Device | None = None,
     precision: Precision | None = None,
     make: Callable[[str], Callable[..., Any]] | None = None,
-) -> BatchExecutor:
+) -> Executor:
     """Load a build. Raises UserError.
 
     backend: None takes TensorRT where the build has engines, and ONNX Runtime on the CPU elsewhere.
     A build whose engines can't run here (another GPU, another version, no driver) is refused: the
     CPU may take a hundred times as long, and is used only if it is named.
     baseline: run the uncompressed graphs. threads, prepack (a second copy of the weights, for
-    faster decoding of all batch slots): the CPU's alone. prompt_cache: another executor's of the
+    faster decoding of all batch slots): only for the CPU. prompt_cache: another executor's of the
     same model on the same backend, so that both prefill a common prompt once. prefill: how prompts
-    are taken; "blocks" and "both" need extend.onnx. role: "prefill" loads no decode graph, "decode"
-    no other one. speculates: load the graphs of multi-token prediction, where they can draft.
-    device, precision: OpenVINO's alone; None for the CPU, and for f32. make: finds what makes a
+    are taken; "blocks" and "both" need a graph that extends rows. role: "prefill" loads no decode
+    graph, "decode" no other one. speculates: load the graphs that draft tokens, where they can.
+    device, precision: only for OpenVINO; None for the CPU, and for f32. make: finds what makes a
     backend, in place of `maker_of`.
     """
     if backend not in (None, *BACKENDS):
@@ -72,7 +76,7 @@ def open_executor(
         precision=precision,
     )
     if build.manifest.tensor_parallel > 1:
-        ranks: BatchExecutor = maker_of("ranks")(
+        ranks: Executor = maker_of("ranks")(
             build, threads=threads, prepack=prepack, prefill=prefill
         )
         return ranks

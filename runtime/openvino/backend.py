@@ -30,7 +30,7 @@ from snapexport.runtime.engine.backend import (
     require_threads,
 )
 from snapexport.runtime.engine.graph_set import GraphSet
-from snapexport.runtime.engine.openvino_options import PRECISIONS
+from snapexport.runtime.engine.open_executor import PRECISIONS
 
 with needs_extra("openvino"):
     import openvino as ov

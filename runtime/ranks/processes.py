@@ -22,10 +22,10 @@ import snapexport.runtime
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import Collectives, DeviceError
+from snapexport.runtime.engine.bound_graph import load_weights
 from snapexport.runtime.engine.graph_set import GraphSet, PrefillForm
-from snapexport.runtime.engine.shared_weights import load_weights
 from snapexport.runtime.ranks import mpi
-from snapexport.runtime.ranks.executor import RankExecutor, Tell
+from snapexport.runtime.ranks.executor import Pass, RankExecutor
 from snapexport.runtime.ranks.sockets import FAILED, READY, First, Link, Other
 
 SECONDS = 5.0
@@ -46,7 +46,7 @@ def open_ranks(
         opened = partial(open_rank, build, side, threads=threads, prepack=prepack, prefill=prefill)
         if side.rank:
             mpi.follow(side, opened)
-        return opened(tell=side.call, end=mpi.Ending(side))
+        return opened(pass_on=side.call, end=mpi.Ending(side))
     others = _Others(build.directory, count, threads, prepack, prefill)
     try:
         executor = open_rank(
@@ -55,7 +55,7 @@ def open_ranks(
             threads=threads,
             prepack=prepack,
             prefill=prefill,
-            tell=others.collectives.call,
+            pass_on=others.collectives.call,
             end=others.end,
         )
         others.wait_until_ready()
@@ -128,10 +128,10 @@ def open_rank(
     threads: int,
     prepack: bool,
     prefill: PrefillForm,
-    tell: Tell | None = None,
+    pass_on: Pass | None = None,
     end: Callable[[], None] | None = None,
 ) -> RankExecutor:
-    """One rank's executor. tell, end: of the first rank, to those that follow it."""
+    """One rank's executor. pass_on, end: of the first rank, to those that follow it."""
     from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 
     own = build.of_rank(collectives.rank)
@@ -140,7 +140,9 @@ def open_rank(
         own, graphs, threads=threads, prepack=prepack, collectives=collectives
     )
     weights = load_weights(own, graphs.names, backend.memory)
-    return RankExecutor(own.manifest, graphs, backend, weights, collectives, tell=tell, end=end)
+    return RankExecutor(
+        own.manifest, graphs, backend, weights, collectives, pass_on=pass_on, end=end
+    )
 
 
 def main() -> None:
@@ -157,11 +159,11 @@ def main() -> None:
         return
     while True:
         try:
-            name, arguments = side.next_call()
+            name, args, kwargs = side.next_call()
         except DeviceError:  # the first rank ended, or closed the build
             return
         try:
-            getattr(executor, name)(*arguments)
+            getattr(executor, name)(*args, **kwargs)
         except Exception as error:
             _pass_on(link, error)
             return

@@ -9,8 +9,8 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
+from snapexport.runtime.engine.bound_graph import Prediction
 from snapexport.runtime.engine.limits import Limits
-from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.engine.rows import Row
 from snapexport.runtime.requests.processors import Answer, process_logits, processors_of
 from snapexport.runtime.requests.request import (
@@ -115,7 +115,7 @@ class Generation:
     @property
     def room(self) -> int:
         """Tokens to draft at the most: not past its end, nor past where its row is extended."""
-        room = min(self._limits.tokens_per_step, self._limits.positions - self.position) - 1
+        room = min(self._limits.step_tokens, self._limits.positions - self.position) - 1
         if self.row:
             room = min(room, self._compress_every - self._fresh_tokens - 1)
         return room if self._continuation else min(room, self._params.max_tokens - self._count - 1)

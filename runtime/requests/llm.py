@@ -4,6 +4,7 @@ Hands each caller its requests' deltas. Knows neither a step's work (loop.py) no
 prompt is (prompts.py). Not thread-safe.
 """
 
+import importlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
@@ -15,12 +16,11 @@ from tokenizers import Tokenizer
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.method import MakeDrafter
 from snapexport.runtime.requests import prompts as prompts_module
 from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.loop import Loop
-from snapexport.runtime.requests.on_demand import Chats, Grammars, make_grammars, open_chats
 from snapexport.runtime.requests.parked_rows import ParkedRows
 from snapexport.runtime.requests.prompts import (
     Continuations,
@@ -39,6 +39,12 @@ from snapexport.runtime.requests.request import (
 )
 
 _DEFAULTS = LLMConfig()
+
+_ON_DEMAND = {
+    "chats": ("snapexport.runtime.chat.chat_prompts", "ChatPrompts"),
+    "grammars": ("snapexport.runtime.requests.grammars.grammar", "Grammars"),
+}
+"""What only some requests need, and is imported when the first of them comes: module and class."""
 
 
 class LLM:
@@ -63,7 +69,7 @@ class LLM:
     @classmethod
     def from_executor(
         cls,
-        executor: BatchExecutor,
+        executor: Executor,
         tokenizer: Tokenizer | None = None,
         max_num_batched_tokens: int | None = None,
         drafters: Sequence[MakeDrafter] | None = None,
@@ -79,7 +85,7 @@ class LLM:
 
     def _set_up(
         self,
-        executor: BatchExecutor,
+        executor: Executor,
         tokenizer: Tokenizer | None,
         config: LLMConfig,
         parked: ParkedRows | None = None,
@@ -92,7 +98,7 @@ class LLM:
             executor,
             tokenizer,
             config.max_num_batched_tokens,
-            [made for make in drafting if config.speculates and (made := make(executor))],
+            [made for make in drafting if config.speculates and (made := make(executor.drafts))],
             parked,
             config.compress_every,
         )
@@ -112,7 +118,7 @@ class LLM:
         continuations: for each prompt, text or token ids between it and the completion. They are
         fed through decode after the prompt was compressed, so that the vote can't consider them: as
         when a question arrives after its document. session: any name of a conversation; a prompt
-        goes on from parked rows of the same session alone. Raises UserError for bad input, before
+        goes on from parked rows of the same session only. Raises UserError for bad input, before
         anything is queued, and the executor's exception if it fails.
         """
         requests = self._of_session(session, self._read(prompts, params, continuations))
@@ -178,7 +184,7 @@ class LLM:
     ) -> Request:
         """Check one conversation, for a later `submit` or `stream`. Raises like `chat`."""
         params = params or SamplingParams()
-        request = self._chats.request(
+        request: Request = self._chats.request(
             messages, params, chat_template_kwargs, tools, parks=self.parks
         )
         (request,) = self._of_session(session, [self.constrained(request)])
@@ -270,14 +276,16 @@ class LLM:
         return self.executor.limits.batch
 
     @cached_property
-    def _chats(self) -> Chats:
+    def _chats(self) -> Any:
+        """The build's `ChatPrompts`. Raises UserError."""
         if self._directory is None:
             raise UserError("an LLM on an executor has no chat template", "use LLM(build_dir)")
-        return open_chats(self._directory, self.tokenizer, self.executor.limits)
+        return _on_demand("chats").open(self._directory, self.tokenizer, self.executor.limits)
 
     @cached_property
-    def _grammars(self) -> Grammars:
-        return make_grammars(self.tokenizer, self.executor.limits.vocab_size)
+    def _grammars(self) -> Any:
+        """The tokenizer's `Grammars`."""
+        return _on_demand("grammars")(self.tokenizer, self.executor.limits.vocab_size)
 
     def _read(
         self,
@@ -339,6 +347,11 @@ class LLM:
 
     def _deliver(self, delta: OutputDelta) -> None:
         self._boxes.get(delta.request_id, self._outbox).append(delta)
+
+
+def _on_demand(name: str) -> Any:
+    module, kind = _ON_DEMAND[name]
+    return getattr(importlib.import_module(module), kind)
 
 
 def _joined(request: Request, deltas: Sequence[OutputDelta]) -> Completion:

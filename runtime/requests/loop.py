@@ -14,16 +14,14 @@ from tokenizers import Tokenizer
 from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.pieces import Piece, pieces
 from snapexport.errors import UserError
-from snapexport.runtime.engine.batch_executor import BatchExecutor
-from snapexport.runtime.engine.predictions import Prediction, Predictions
+from snapexport.runtime.engine.bound_graph import Prediction, Predictions
+from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.rows import Row
-from snapexport.runtime.requests.drafters.drafter import Draft, Drafter, StepInputs
-from snapexport.runtime.requests.drafters.speculation import Speculation
 from snapexport.runtime.requests.generation import Generation
-from snapexport.runtime.requests.parked_row import ParkedRow
-from snapexport.runtime.requests.parked_rows import ParkedRows
+from snapexport.runtime.requests.parked_rows import ParkedRow, ParkedRows
 from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.runtime.requests.scheduler import Schedule, Scheduler, Work
+from snapexport.runtime.requests.speculation import Draft, Drafter, Speculation, StepInputs
 
 
 class Loop:
@@ -31,7 +29,7 @@ class Loop:
 
     def __init__(
         self,
-        executor: BatchExecutor,
+        executor: Executor,
         tokenizer: Tokenizer | None,
         max_num_batched_tokens: int | None,
         drafters: Sequence[Drafter] = (),
@@ -101,11 +99,10 @@ class Loop:
                 "tensor_parallel": self._limits.ranks,
             }
         )
-        rows = self._executor.rows
-        if request.prefilled is None or rows is None:
+        if request.prefilled is None:
             return
         row, length = request.prefilled.row, len(request.prompt_token_ids)
-        rows.require_fits(row)
+        self._executor.rows.require_fits(row)
         if not row.prompt_length == row.next_position == length:
             raise UserError(
                 f"the row holds {row.next_position} positions, the request's prompt {length}",
@@ -210,7 +207,7 @@ class Loop:
         """One step. drafts: to be checked; none for a step of one token."""
         tokens = step.input_ids
         if drafts:
-            tokens = np.zeros((len(tokens), self._limits.tokens_per_step), np.int64)
+            tokens = np.zeros((len(tokens), self._limits.step_tokens), np.int64)
             tokens[:, 0] = step.input_ids
             for request_id, slot in step.slots.items():
                 draft = drafts[request_id].tokens
@@ -257,7 +254,7 @@ class Loop:
 
     def _adopt(self, request_id: int, slot: int) -> OutputDelta:
         live = self._live[request_id]
-        assert live.prefilled_elsewhere and self._executor.rows
+        assert live.prefilled_elsewhere
         try:
             self._executor.release(slot)  # the scheduler says that it is free
             self._executor.rows.copy_in(slot, live.prefilled_elsewhere.row)
@@ -298,7 +295,7 @@ class Loop:
         return prediction
 
     def _keep(self, live: Generation, row: Row) -> None:
-        """Keep a copy of a batch slot that was just filled, for whoever goes on from it."""
+        """Keep a copy of a batch slot that was just filled, for requests that go on from it."""
         if self._parked and self._parks(live):
             self._parked.keep(ParkedRow(live.cached_token_ids, row, live.session))
         if live.is_beginning:
@@ -336,7 +333,6 @@ class Loop:
         del self._live[request_id]
         self._speculation.forget(request_id)
         self._scheduler.keep(request_id)
-        assert self._executor.rows, "it was asked for before"
         return replace(delta, row=self._executor.rows.view(slot))
 
     def _fail(self, request_id: int, slot: int, error: Exception) -> OutputDelta:

@@ -3,7 +3,6 @@
 They are handed in as the built-in ones are, and nothing in the package is edited.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,19 +13,16 @@ import pytest
 from snapexport import LLM, SamplingParams
 from snapexport.contract.build_directory import Build
 from snapexport.contract.pieces import CHUNK, Piece
-from snapexport.runtime.engine import executor
+from snapexport.runtime.engine import executor, limits
+from snapexport.runtime.engine.bound_graph import Prediction
+from snapexport.runtime.engine.chunks import Chunks
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.followers import SlotFollower, Step
 from snapexport.runtime.engine.graph_set import GraphSet
-from snapexport.runtime.engine.loaded import Loaded
-from snapexport.runtime.engine.predictions import Prediction
-from snapexport.runtime.engine.takers.chunks import Chunks
-from snapexport.runtime.engine.takers.table import takers_of
-from snapexport.runtime.engine.takers.taker import Takers
+from snapexport.runtime.engine.method import Loaded, MethodRun, Takers, runs
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
-from snapexport.runtime.requests.drafters.drafter import Draft, Drafter, StepInputs
-from snapexport.runtime.requests.drafters.payoff import Payoff
 from snapexport.runtime.requests.generation import Generation
+from snapexport.runtime.requests.speculation import Draft, Drafter, Payoff, StepInputs
 from tests.oracle import cases
 from tests.oracle.cases import Case, build_of
 
@@ -35,16 +31,18 @@ PROMPTS = [list(cases.prompt(length, length)) for length in (70, 5, 40, 33)]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
-def executor_of(build: Build, **tables: Any) -> Executor:
+def executor_of(build: Build) -> Executor:
     graphs = GraphSet.of(build, baseline=False)
     backend = OnnxRuntimeBackend(build, graphs, threads=1, prepack=False)
-    return Executor(build.manifest, graphs, backend, **tables)
+    return Executor(build.manifest, graphs, backend)
 
 
-def test_executor_imports_no_single_taker_or_follower() -> None:
-    source = Path(executor.__file__).read_text()
-    imported = set(re.findall(r"^from \S+\.(?:takers|followers)\.(\w+) import", source, re.M))
-    assert imported == {"table", "taker"}
+def add_to_methods(patch: pytest.MonkeyPatch, run: MethodRun) -> None:
+    patch.setattr(executor, "runs", lambda manifest: [*runs(manifest), run])
+
+
+def test_executor_imports_no_method() -> None:
+    assert "snapexport.methods" not in Path(executor.__file__).read_text()
 
 
 def tokens(llm: LLM) -> list[tuple[int, ...]]:
@@ -86,8 +84,9 @@ class ToyTaker:
         pass
 
 
-def test_a_toy_taker_takes_pieces_of_its_own_kind() -> None:
+def test_a_toy_taker_takes_pieces_of_its_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     build, made = build_of(Case()), list[ToyTaker]()
+    answers = plain(build)
 
     def make(loaded: Loaded, takers: Takers) -> ToyTaker:
         chunks = takers[CHUNK]
@@ -95,8 +94,11 @@ def test_a_toy_taker_takes_pieces_of_its_own_kind() -> None:
         made.append(ToyTaker(chunks))
         return made[0]
 
-    toy = executor_of(build, takers=(*takers_of(build.manifest), (TOY, make)), further=(ToyWork(),))
-    assert tokens(LLM.from_executor(toy)) == plain(build)
+    toy = MethodRun()
+    toy.takers = ((TOY, make),)
+    add_to_methods(monkeypatch, toy)
+    monkeypatch.setattr(limits, "_further_work", lambda manifest: (ToyWork(),))
+    assert tokens(LLM.from_executor(executor_of(build))) == answers
     assert made[0].taken == [70, 70, 40, 40, 33, 33]
 
 
@@ -123,15 +125,18 @@ class ToyFollower(SlotFollower):
         self.counts[target] = self.counts[source]
 
 
-def test_a_toy_follower_hears_of_every_token() -> None:
+def test_a_toy_follower_hears_of_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
     build, made = build_of(Case(decode_batches=(1, 3))), list[ToyFollower]()
+    answers = plain(build)
 
     def make(loaded: Loaded) -> ToyFollower:
         made.append(ToyFollower(loaded.limits.batch))
         return made[0]
 
-    toy = executor_of(build, followers=(make,))
-    assert tokens(LLM.from_executor(toy)) == plain(build)
+    toy = MethodRun()
+    toy.followers = (make,)
+    add_to_methods(monkeypatch, toy)
+    assert tokens(LLM.from_executor(executor_of(build))) == answers
     assert made[0].most == 70 + PARAMS.max_tokens - 1
 
 

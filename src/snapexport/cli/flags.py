@@ -15,8 +15,7 @@ from typing import Any
 
 from snapexport.errors import UserError, flag_of
 from snapexport.files import whole as files
-from snapexport.runtime.engine.open_executor import BACKENDS
-from snapexport.runtime.engine.openvino_options import DEVICES, PRECISIONS
+from snapexport.runtime.engine.open_executor import BACKENDS, DEVICES, PRECISIONS
 
 GROUPS = ("cache", "advanced")
 """Groups of a build's flags beside those that users choose."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from snapexport.contract.pieces import pieces_of
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.executor import Executor
 
 _STEPS = 3
 
@@ -20,7 +20,7 @@ class Estimate:
     nbytes: int
 
 
-def chunk_seconds(executor: BatchExecutor, prompt_length: int) -> float:
+def chunk_seconds(executor: Executor, prompt_length: int) -> float:
     """Seconds of a prompt's middle chunk: they grow with the chunks before it.
 
     A prompt of one chunk, or of a single-shot build, is run whole.
@@ -31,7 +31,7 @@ def chunk_seconds(executor: BatchExecutor, prompt_length: int) -> float:
     return seconds_of(lambda: executor.take(0, prompt, own[(len(own) - 1) // 2]))
 
 
-def step_seconds(executor: BatchExecutor, active: int) -> float:
+def step_seconds(executor: Executor, active: int) -> float:
     """Seconds of a decode step of the first `active` batch slots, whose contents are lost."""
     ones = np.ones(active, np.int64)
 

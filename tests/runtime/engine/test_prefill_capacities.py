@@ -9,9 +9,9 @@ import pytest
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
+from snapexport.runtime.engine.bound_graph import Logits
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.engine.predictions import Logits
 
 C = 16
 OPTIONS: dict[str, Any] = {"L_max": 128, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": C}

@@ -8,9 +8,9 @@ import pytest
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.pieces import pieces_of
+from snapexport.runtime.engine.bound_graph import Logits
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.engine.predictions import Logits
 
 C = 24  # the tiny build's prefill chunk
 

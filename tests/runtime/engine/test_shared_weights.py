@@ -13,8 +13,8 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.interface import weight_inputs
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import HostMemory
+from snapexport.runtime.engine.bound_graph import load_weights
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.engine.shared_weights import load_weights
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tests.oracle import cases

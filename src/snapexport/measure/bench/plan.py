@@ -15,8 +15,8 @@ from snapexport.measure.bench.systems import SystemSpec
 from snapexport.measure.bench.turns import SHORT, Row
 from snapexport.measure.options import require
 from snapexport.measure.pace import Estimate, chunk_seconds, seconds_of, step_seconds
-from snapexport.runtime.engine.batch_executor import BatchExecutor
-from snapexport.runtime.engine.openvino_options import Precision
+from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.engine.open_executor import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ def _of_system(plan: Plan, spec: SystemSpec) -> float:
         executor.close()
 
 
-def _at_context(plan: Plan, executor: BatchExecutor, context: int, decode: float) -> float:
+def _at_context(plan: Plan, executor: Executor, context: int, decode: float) -> float:
     """All visits of a context: the longest one also warms up, and is where memory is measured."""
     limits, rounds = executor.limits, plan.options.repeat
     chunks = sum(piece.cost for piece in pieces_of(context, limits.prefill)) / limits.prefill.chunk

@@ -17,7 +17,7 @@ from snapexport.measure.eval.open_graphs import OpenGraphs
 from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.systems import System
 from snapexport.methods.extend.spec import ExtendOptions
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import PrefillForm
 from snapexport.runtime.engine.prompt_cache import PromptCache
 from snapexport.runtime.requests.llm import LLM
@@ -34,7 +34,7 @@ class LoadedSystems:
         self.close = self._graphs.close
         self._tokenizer = load_tokenizer(build.directory)
         self._prompt_cache: PromptCache | None = None
-        self._executors: dict[Hashable, BatchExecutor] = {}
+        self._executors: dict[Hashable, Executor] = {}
 
     def load(self, systems: Sequence[System]) -> list[LLM]:
         """One LLM for each system, in order. A system is opened once."""

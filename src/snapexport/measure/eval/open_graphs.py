@@ -15,7 +15,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphName, Manifest
 from snapexport.contract.memory import weights_bytes
 from snapexport.runtime.engine.backend import Buffers, GraphBackend, Memory, Work
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import GraphSet, PrefillForm
 from snapexport.runtime.engine.open_executor import maker_of, open_executor
 from snapexport.runtime.engine.prompt_cache import PromptCache
@@ -51,7 +51,7 @@ class OpenGraphs:
 
     def executor(
         self, build: Build, prefill: PrefillForm = "chunks", prompt_cache: PromptCache | None = None
-    ) -> BatchExecutor:
+    ) -> Executor:
         """An executor by `open_executor`. Raises UserError, and its graphs do when they run."""
         return open_executor(
             build, **self._running, prefill=prefill, prompt_cache=prompt_cache, make=self._make

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from snapexport.errors import UserError
 from snapexport.measure.eval.tasks import TASKS
 from snapexport.measure.options import require
-from snapexport.runtime.engine.openvino_options import Device, Precision
+from snapexport.runtime.engine.open_executor import Device, Precision
 
 Mode = Literal["aware", "agnostic", "late"]
 """aware: the question ends the prompt, so that its tokens vote.

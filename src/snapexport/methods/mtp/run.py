@@ -19,16 +19,13 @@ from snapexport.contract import names
 from snapexport.contract.manifest import Manifest, TensorSpec
 from snapexport.contract.pieces import Piece
 from snapexport.methods.mtp.spec import GRAPH, PREFILL_GRAPH
-from snapexport.runtime.arrays import Integers
-from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend
-from snapexport.runtime.engine.bound_graph import BoundGraph, allocate, write_tokens
+from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend, Integers
+from snapexport.runtime.engine.bound_graph import BoundGraph, Predictions, allocate, write_tokens
 from snapexport.runtime.engine.fill_slot import new_row
 from snapexport.runtime.engine.followers import NO_DRAFT, Drafts, SlotFollower, Step
-from snapexport.runtime.engine.loaded import Loaded
-from snapexport.runtime.engine.method import MethodRun
-from snapexport.runtime.engine.predictions import Predictions
-from snapexport.runtime.requests.drafters.drafter import Acceptance, Draft, Drafter, StepInputs
+from snapexport.runtime.engine.method import Loaded, MethodRun
 from snapexport.runtime.requests.generation import Generation
+from snapexport.runtime.requests.speculation import Acceptance, Draft, Drafter, StepInputs
 
 _BY_STEPS = 4
 """Missing rows of a batch slot that steps write, each of them for all batch slots. More are written
@@ -327,7 +324,7 @@ class MtpRun(MethodRun):
     """The executor keeps the rings, and requests draft by them."""
 
     followers = (MtpDrafts.of,)
-    drafters = (lambda executor: MtpDrafter(executor.drafts) if executor.drafts else None,)
+    drafters = (lambda drafts: MtpDrafter(drafts) if drafts else None,)
 
 
 RUN = MtpRun()
