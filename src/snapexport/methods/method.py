@@ -5,8 +5,9 @@ when a layer asks for them.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from snapexport.contract.geometry import CacheGeometry
@@ -19,10 +20,9 @@ from snapexport.contract.pieces import FurtherWork, InnerChunks
 from snapexport.contract.rule import Facts, Rule
 from snapexport.contract.targets import Target
 from snapexport.contract.vote import Voter
+from snapexport.errors import UserError
 from snapexport.files.dtypes import DType
-
-TRACE = "trace"
-"""In place of a kind of graph: a trace, which has no caches."""
+from snapexport.files.untrusted import read_object
 
 IsOn = Callable[[CacheGeometry, GraphOptions], bool]
 
@@ -31,6 +31,13 @@ def no_tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
     """Add nothing to any graph."""
     none: Specs = {}
     return none, none
+
+
+def no_chunks(
+    options: GraphOptions, geometry: CacheGeometry, chunk: int, copies_weights: bool
+) -> Sequence[int]:
+    """Add no graphs for other chunks."""
+    return ()
 
 
 def same_options(options: GraphOptions, target: Target, dtype: DType) -> GraphOptions:
@@ -49,7 +56,7 @@ def same_geometry(
 
 
 class Calibration(NamedTuple):
-    """What `snapexport calibrate` measures for a method.
+    """A measurement by `snapexport calibrate` for a method.
 
     flag: of `calibrate`, by field. help: for its --help. is_default: measured without a flag.
     """
@@ -57,6 +64,25 @@ class Calibration(NamedTuple):
     flag: str
     help: str
     is_default: bool = False
+
+
+def read_calibration(
+    path: Path, most: int, form: str, further: set[str], hint: str
+) -> dict[str, Any]:
+    """Read what a file of `snapexport calibrate` holds, among it a list `layers`. Raises UserError.
+
+    form: its format. further: keys beside `format`, `layers` and `calibration`.
+    """
+    try:
+        found = read_object(path, most, hint)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}", hint) from None
+    if found.get("format") != form or set(found) != {"format", "layers", "calibration"} | further:
+        what = form.removeprefix("snapexport ").removesuffix(" 1")
+        raise UserError(f"{path} does not hold {what}", hint)
+    if not isinstance(found["layers"], list):
+        raise UserError(f"{path}: layers is not a list", hint)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +101,11 @@ class Method:
         geometry of a finished build that the result has to be like, if there is one.
     stores: the value of --cache-dtype that it stores caches in.
     resolve: fills in the defaults of graph options that it decides.
-    tensors: what it adds to a graph of a kind (or `TRACE`), beside that kind's common tensors.
+    step_tokens: most tokens of a batch slot in a decode step.
+    chunks: tokens of the chunks that it adds graphs for, by graph options, geometry, the prefill
+        chunk and whether each graph holds a copy of the weights. Raises UserError.
+    further_layers: how many layers after the model's last its graphs run.
+    tensors: what it adds to a graph of a kind, beside that kind's common tensors.
     likeliest: outputs that it adds, from which the host samples in place of the logits.
     kinds: kinds of graphs of its own.
     reads_hidden_states: whether it needs the hidden states of the last layer of each trace.
@@ -100,6 +130,9 @@ class Method:
     budget: str | None = None
     reshape: Reshape = same_geometry
     resolve: Callable[[GraphOptions, Target, DType], GraphOptions] = same_options
+    step_tokens: Callable[[GraphOptions], int] = lambda options: 1
+    chunks: Callable[[GraphOptions, CacheGeometry, int, bool], Sequence[int]] = no_chunks
+    further_layers: Callable[[GraphOptions], int] = lambda options: 0
     tensors: Callable[[GraphFacts, str, Tensors], Tensors] = no_tensors
     likeliest: Likeliest | None = None
     kinds: tuple[GraphKind, ...] = ()

@@ -9,8 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from snapexport.builder import build
-from snapexport.contract.build_directory import Build
-from snapexport.contract.interface import weight_inputs
+from snapexport.contract.build_directory import Build, weight_inputs
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import HostMemory
 from snapexport.runtime.engine.bound_graph import load_weights
