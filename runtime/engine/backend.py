@@ -11,15 +11,16 @@ Knows no library, no batch slot and no cache policy. Implementations:
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import names
-from snapexport.contract.manifest import GraphName, TensorSpec
+from snapexport.contract.manifest import REBUILD, GraphName, TensorSpec
 from snapexport.errors import UserError
 from snapexport.files.dtypes import BY_NUMPY
 
@@ -79,7 +80,7 @@ class Buffer:
         part = None if self.array is None else self.array[start:stop]
         return Buffer(self.name, self.dtype, (stop - start, *rest), address, part)
 
-    def reshaped(self, *shape: int) -> "Buffer":
+    def reshape_to(self, *shape: int) -> "Buffer":
         """The beginning of the same memory in another shape."""
         count = math.prod(shape)
         part = None if self.array is None else self.array.reshape(-1)[:count].reshape(shape)
@@ -209,3 +210,20 @@ class HostMemory:
         buffer.host[...] = 0
 
     def synchronize(self) -> None: ...
+
+
+def require_promised(
+    file: Path | str, promised: Iterable[TensorSpec], found: Mapping[str, tuple[str, list[int]]]
+) -> None:
+    """Raise UserError for tensors that are not those of the manifest.
+
+    found: a type and a shape by name, as a library has read them from the file.
+    """
+    expected = {spec.name: (spec.dtype, spec.shape) for spec in promised}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise UserError(
+                f"{file} has {found.get(name)} for '{name}', "
+                f"the manifest says {expected.get(name)}",
+                REBUILD,
+            )

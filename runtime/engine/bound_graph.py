@@ -90,8 +90,8 @@ class Prediction:
         """The tokens that may come next; None where only the logits say."""
         return None
 
-    def copied(self) -> "Prediction":
-        """The same in memory of its own, which later runs leave alone."""
+    def copy(self) -> "Prediction":
+        """The same in memory of its own, which later runs do not change."""
         logits = self.logits.copy()
         return Prediction(lambda: logits)
 
@@ -195,7 +195,7 @@ def load_weights(build: Build, graphs: Iterable[GraphName], memory: Memory) -> B
 
 
 class Predictions:
-    """What a graph's latest run says of the first batch slots: by slot, or all logits at once."""
+    """The predictions of a graph's latest run: by batch slot, or all logits at once."""
 
     def __init__(self, graph: BoundGraph, rows: Integers) -> None:
         """rows: of the graph's outputs, the row of each batch slot."""

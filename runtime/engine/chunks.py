@@ -122,7 +122,7 @@ class Chunks:
         if piece.is_last:
             self.fill(slot, len(prompt), len(prompt))
         elif is_end:
-            self._after_prompt = prediction = prediction.copied()
+            self._after_prompt = prediction = prediction.copy()
         return prediction
 
     @property

@@ -107,8 +107,7 @@ class DecodeSteps:
         return Predictions(graph, rows)
 
     def hidden_states(self, *, several: bool) -> Buffer | None:
-        """Of the latest step, of a build whose graphs output them: [B,1,E], or
-        [B,q,E] of several tokens."""
+        """The latest step's, if graphs output them: [B,1,E], or [B,q,E] of several tokens."""
         return (self._of_several if several else self.buffers).get(names.HIDDEN_STATES)
 
     def caches(self, slot: int) -> list[Buffer]:

@@ -145,13 +145,13 @@ class Executor:
 
     @property
     def rows(self) -> Rows:
-        """What the batch slots hold."""
+        """The rows of all batch slots."""
         self.require_open()
         return self._rows
 
     @property
     def role(self) -> Role:
-        """Which graphs are loaded."""
+        """Says which graphs are loaded."""
         return self._graphs.role
 
     def take(

@@ -112,7 +112,8 @@ def kept_of_caches(memory: Memory, buffers: Buffers, manifest: Manifest) -> list
     """[Hkv,K] of each cache. buffers: outputs of the compress step."""
     caches, kv_heads = manifest.geometry.slots.caches, manifest.model.kv_heads
     return [
-        _kept(memory, buffers, cache.cache, cache.count(kv_heads[cache.layer])) for cache in caches
+        _kept_of_cache(memory, buffers, cache.cache, cache.count(kv_heads[cache.layer]))
+        for cache in caches
     ]
 
 
@@ -130,7 +131,7 @@ def kept_of_layers(memory: Memory, buffers: Buffers, manifest: Manifest) -> list
     return layers
 
 
-def _kept(memory: Memory, buffers: Buffers, cache: int, heads: int) -> Integers:
+def _kept_of_cache(memory: Memory, buffers: Buffers, cache: int, heads: int) -> Integers:
     name = names.topk_positions(cache)
     if name not in buffers:
         return np.empty((heads, 0), np.int64)

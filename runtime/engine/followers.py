@@ -12,7 +12,7 @@ from snapexport.runtime.engine.bound_graph import HostArrays
 
 
 class Step(NamedTuple):
-    """What a decode step took, of the first n batch slots. Idle ones have zeros.
+    """The inputs of a decode step of the first n batch slots. Idle ones have zeros.
 
     input_ids: [n], or [n,q] of several tokens. position_ids: [n], the first token's.
     prompt_length: [n]. hidden_states: [B,q,E] of a build whose graphs output them.
@@ -28,7 +28,7 @@ class SlotFollower:
     """State of each batch slot. Every event does nothing here."""
 
     def begin(self, slot: int, position: int) -> None:
-        """What the batch slot holds came from elsewhere, up to a position."""
+        """The batch slot holds a row from elsewhere, up to a position."""
 
     def took(
         self, slot: int, prompt: tuple[int, ...], piece: Piece, hidden_states: Buffer | None

@@ -10,7 +10,7 @@ from snapexport.runtime.engine.graph_set import PrefillForm
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an executor can take.
+    """The largest prompts, steps and batches that an executor takes.
 
     batch: batch slots.
     decode_batches: how many of the first batch slots a decode step can run, ascending; the last is
@@ -74,7 +74,7 @@ class Limits:
 
 
 def _further_work(manifest: Manifest) -> tuple[FurtherWork, ...]:
-    """What follows the chunks of a prompt that is compressed."""
+    """The work that follows the chunks of a prompt that is compressed."""
     geometry = manifest.geometry
     methods = table.methods_on(geometry, manifest.graph_options)
     return tuple(found for method in methods if (found := method.further(geometry)))

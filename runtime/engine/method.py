@@ -118,6 +118,6 @@ class MethodRun:
 
 
 def runs(manifest: Manifest) -> list[MethodRun]:
-    """What each method of a build does, in the table's order."""
+    """The run parts of a build's methods, in the table's order."""
     methods = table.methods_on(manifest.geometry, manifest.graph_options)
     return [found for method in methods if (found := method.part("run"))]

@@ -1,7 +1,7 @@
 """Opens a build with a backend: ONNX Runtime, OpenVINO, or TensorRT."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from snapexport.contract.build_directory import Build
@@ -81,16 +81,15 @@ def open_executor(
         )
         return ranks
     graphs = GraphSet.of(build, baseline=baseline, form=prefill, role=role, speculates=speculates)
+    settings: dict[str, object] = {}
     if chosen == "onnxruntime":
         settings = {"threads": threads, "prepack": prepack}
-        return _on_host(build, graphs, prompt_cache, make(chosen), **settings)
-    if chosen == "openvino":
-        asked = {"threads": threads, "device": device, "precision": precision}
-        return _on_host(build, graphs, prompt_cache, make(chosen), **asked)
+    elif chosen == "openvino":
+        settings = {"threads": threads, "device": device, "precision": precision}
     try:
-        return _on_gpu(build, graphs, make(chosen), prompt_cache)
+        return _load(build, graphs, prompt_cache, make(chosen), settings)
     except UserError as refusal:
-        if backend is not None:
+        if backend is not None or chosen == "onnxruntime":
             raise
         way_out = f"{refusal.hint}; or run its graphs on the CPU: --backend onnxruntime"
         raise UserError(refusal.message, way_out) from refusal
@@ -101,32 +100,23 @@ def default_backend(build: Build) -> BackendName:
     return "tensorrt" if build.manifest.engines else "onnxruntime"
 
 
-def _on_host(
+def _load(
     build: Build,
     graphs: GraphSet,
     prompt_cache: PromptCache | None,
     make: Callable[..., GraphBackend],
-    **settings: object,
+    settings: Mapping[str, object],
 ) -> Executor:
-    """With caches in the host's memory. settings: of the backend."""
-    backend = make(build, graphs, **settings)
+    """settings: the backend's. Raises UserError."""
     try:
-        return _executor(build, graphs, backend, prompt_cache)
+        backend = make(build, graphs, **settings)
+        weights = load_weights(build, graphs.names, backend.memory)
+        return Executor(build.manifest, graphs, backend, weights, prompt_cache)
     except MemoryError:
         raise UserError(
             f"the caches of {build.directory} don't fit into memory",
             "see `snapexport inspect`, and build it again with a smaller --batch or --L-max",
         ) from None
-
-
-def _on_gpu(
-    build: Build,
-    graphs: GraphSet,
-    make: Callable[..., GraphBackend],
-    prompt_cache: PromptCache | None,
-) -> Executor:
-    try:
-        return _executor(build, graphs, make(build, graphs), prompt_cache)
     except DeviceError as error:
         raise UserError(
             f"the GPU failed while the build was loaded: {error}",
@@ -134,15 +124,8 @@ def _on_gpu(
         ) from error
 
 
-def _executor(
-    build: Build, graphs: GraphSet, backend: GraphBackend, prompt_cache: PromptCache | None
-) -> Executor:
-    weights = load_weights(build, graphs.names, backend.memory)
-    return Executor(build.manifest, graphs, backend, weights, prompt_cache)
-
-
 def maker_of(name: str) -> Callable[..., Any]:
-    """What `MAKERS` names. Its module is imported now: it may need a GPU's libraries."""
+    """The maker that `MAKERS` names. Its module is imported now: it may need a GPU's libraries."""
     module, function = MAKERS[name]
     made: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return made

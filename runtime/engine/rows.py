@@ -82,7 +82,7 @@ class Rows(SlotFollower):
         )
 
     def view(self, slot: int) -> Row:
-        """What the batch slot holds, valid while that stays.
+        """The batch slot's row, valid while it stays there.
 
         Raises UserError for an idle batch slot, and for one whose caches are not all of its state.
         """
@@ -198,7 +198,7 @@ def row_inputs(entry: GraphEntry) -> list[TensorSpec]:
 
 
 def device_of(buffers: Sequence[Buffer]) -> Device:
-    """Where caches lie: those of a GPU have no host's side."""
+    """The device that has these caches: those of a GPU have no host's side."""
     return "cpu" if all(buffer.array is not None for buffer in buffers) else "cuda"
 
 
@@ -215,7 +215,7 @@ def _require_same(given: Sequence[Buffer], own: Sequence[Buffer]) -> None:
     if len(given) != len(own):
         raise UserError(f"the prompt has {len(given)} caches, this build {len(own)}", SAME_BUILD)
     for theirs, mine in zip(given, own, strict=True):
-        found, expected = _described(theirs), _described(mine)
+        found, expected = _describe(theirs), _describe(mine)
         if found != expected:
             raise UserError(
                 f"the prompt's cache is {found}, this build's is {expected}", SAME_BUILD
@@ -227,5 +227,5 @@ def _require_same(given: Sequence[Buffer], own: Sequence[Buffer]) -> None:
             )
 
 
-def _described(buffer: Buffer) -> str:
+def _describe(buffer: Buffer) -> str:
     return f"{buffer.name} {buffer.dtype} {list(buffer.shape)}"

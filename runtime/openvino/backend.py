@@ -219,7 +219,7 @@ def openvino_backend(
     device: str | None = None,
     precision: str | None = None,
 ) -> GraphBackend:
-    """As `OpenVinoBackend`, but for steps that ONNX Runtime takes faster. Raises UserError."""
+    """Make an `OpenVinoBackend`, but for steps that ONNX Runtime takes faster. Raises UserError."""
     openvino = OpenVinoBackend(build, graphs, threads, device, precision)
     steps, manifest = {*graphs.decode.values(), *graphs.verify.values()}, build.manifest
     few_bits = (manifest.bits_per_weight or 0) < _FEW_BITS

@@ -36,7 +36,7 @@ class WeightSpan:
 EMPTY = WeightSpan(Path(), 0, 0)
 """No bytes."""
 _MAPS, _SMALL, _LARGE = 400, 1 << 16, 4 << 20
-"""A map keeps a file open. Small weights are read, and beyond so many maps all but large ones."""
+"""A map keeps a file open. Small weights are read, and with more maps all but large ones."""
 
 
 class MappedWeights:

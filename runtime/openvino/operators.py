@@ -38,7 +38,7 @@ def size(value: Value, axis: int) -> int:
 
 
 def identity(value: Value | None) -> Any:
-    """What distinguishes a value from others of its graph; None: none."""
+    """A key that distinguishes a value from others of its graph; None of None."""
     return value and (value.get_node().get_name(), value.get_index())
 
 
@@ -51,7 +51,7 @@ def optional(node: Any, at: int) -> Value | None:
 
 
 def _top_k(node: Any) -> list[Value]:
-    """Of equal values the one with the lower index comes first, as ONNX has it."""
+    """Among equal values the one with the lower index comes first, as ONNX has it."""
     return _top(node, stable=True)
 
 
@@ -68,7 +68,7 @@ def _top(node: Any, *, stable: bool) -> list[Value]:
 
 
 def _top_set(node: Any) -> list[Value]:
-    """Of the values that equal the lowest one kept, the first are kept: along the last axis."""
+    """Keep the first of the values that equal the lowest one kept, along the last axis."""
     values, count = node.get_input(0), _count(node)
     shape = values.get_partial_shape()
     size = shape[len(shape) - 1].get_length()

@@ -42,7 +42,7 @@ class Segments:
         works: list[Work] = []
         for session in self._sessions:
             works.append(session.bind(every))
-            works += [self._exchange(spec.name, every) for spec in _exchanged(session.entry)]
+            works += [self._exchange(spec.name, every) for spec in _exchanges_of(session.entry)]
 
         def run() -> None:
             for work in works:
@@ -70,7 +70,7 @@ class Segments:
         return lambda: self._collectives.all_gather(part, every)
 
 
-def _exchanged(entry: GraphEntry) -> list[TensorSpec]:
+def _exchanges_of(entry: GraphEntry) -> list[TensorSpec]:
     """The outputs of a segment that all ranks exchange, in their order."""
     return [spec for spec in entry.outputs if _is_exchanged(spec.name)]
 

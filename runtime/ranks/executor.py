@@ -76,7 +76,7 @@ class RankExecutor(Executor):
     compress = _by_all_ranks(Executor.compress)
 
     def topk_positions(self) -> list[Integers] | None:
-        """What all KV heads kept: each rank has some of them. Latents have one head in each."""
+        """The positions that all KV heads kept. Each rank has some heads, or the one of latents."""
         with self._together("topk_positions"):
             own = super().topk_positions()
             if own is None or self._has_latents:

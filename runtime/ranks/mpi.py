@@ -56,11 +56,11 @@ class Mpi:
         part[...] = total
 
     def all_gather(self, part: NDArray[Any], parts: NDArray[Any]) -> None:
-        """By bytes: MPI does not know all types."""
+        """Gather bytes: MPI does not know all types."""
         self._world.Allgather(_bytes_of(part), _bytes_of(parts))
 
     def all_to_all(self, parts: NDArray[Any]) -> None:
-        """By bytes, in place."""
+        """Exchange bytes, in place."""
         given = parts.copy()
         self._world.Alltoall(_bytes_of(given), _bytes_of(parts))
 
@@ -76,7 +76,7 @@ class Mpi:
         self._world.bcast((name, args, kwargs), root=0)
 
     def next_call(self) -> Call | None:
-        """What the first rank does next; None: it ends."""
+        """The next call of the first rank; None: it ends."""
         call: Call | None = self._world.bcast(None, root=0)
         return call
 

@@ -191,6 +191,6 @@ class Other:
             self.link.receive_array(array)
 
     def next_call(self) -> tuple[str, Sequence[Any], Mapping[str, Any]]:
-        """What the first rank does next. It is this process's parent, so its pickles are ours."""
+        """The next call of the first rank, which is this process's parent: its pickles are ours."""
         name, args, kwargs = pickle.loads(self.link.receive(CALL))
         return name, args, kwargs

@@ -70,7 +70,8 @@ class Generation:
         """Tokens after the prompt, given or chosen."""
         self._rng = generator(self._params)
         self._processors = processors_of(Answer(request, self._params, self._end_tokens))
-        self._text = NoText() if tokenizer is None else _text_stream(tokenizer, self._params)
+        stop, skips = self._params.stop, self._params.skip_special_tokens
+        self._text = TextStream(tokenizer, stop, skips) if tokenizer else NoText()
         self._known = len(request.prompt_token_ids)
         self._count = 0
 
@@ -183,7 +184,3 @@ class Generation:
     def _is_full(self) -> bool:
         most = 1 if self.hands_over else self._params.max_tokens
         return self._count == most or self.position >= self._limits.positions
-
-
-def _text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
-    return TextStream(tokenizer, params.stop, params.skip_special_tokens)

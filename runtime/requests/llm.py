@@ -122,7 +122,7 @@ class LLM:
         anything is queued, and the executor's exception if it fails.
         """
         requests = self._of_session(session, self._read(prompts, params, continuations))
-        return [_joined(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+        return [_completion(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt]
@@ -133,7 +133,7 @@ class LLM:
         """
         limits = self.executor.limits
         requests = prompts_module.read_scored(prompts, continuations, self.tokenizer, limits)
-        return [_scored(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+        return [_score(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
     def chat(
         self,
@@ -157,7 +157,7 @@ class LLM:
             self.read_chat(one, own, chat_template_kwargs, tools=tools, session=session)
             for one, own in zip(each, how, strict=True)
         ]
-        return [_joined(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+        return [_completion(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
     def stream(
         self,
@@ -239,27 +239,28 @@ class LLM:
 
     def release(self, request_id: int) -> None:
         """Free the batch slot of a request that handed its row over: somebody has copied it."""
-        self._loop.release(request_id)
+        self._loop.scheduler.finish(request_id)
 
     def close(self) -> None:
         """Wait until all parked rows are written, and free the executor's memory."""
-        self._loop.close()
+        if self._loop.parked:
+            self._loop.parked.close()
         self.executor.close()
 
     @property
     def busy(self) -> bool:
         """Whether a step would do anything, or has deltas to return."""
-        return self._loop.busy or bool(self._outbox)
+        return self._loop.scheduler.busy or bool(self._outbox)
 
     @property
     def parks(self) -> bool:
         """Whether rows of prompts are kept for later prompts."""
-        return self._loop.parks
+        return self._loop.parked is not None
 
     @property
     def waiting(self) -> frozenset[int]:
         """Requests that have no batch slot yet."""
-        return self._loop.waiting
+        return self._loop.scheduler.waiting
 
     def prefilled(self, request_id: int) -> int:
         """Prompt tokens of a request that are prefilled; 0 while it waits, or once it ended."""
@@ -268,7 +269,7 @@ class LLM:
     @property
     def slots_used(self) -> int:
         """Batch slots in use, of `max_num_seqs`."""
-        return self._loop.slots_used
+        return self._loop.scheduler.slots_used
 
     @property
     def max_num_seqs(self) -> int:
@@ -298,7 +299,7 @@ class LLM:
         return [self.constrained(request) for request in requests]
 
     def _of_session(self, session: str, requests: Sequence[Request]) -> list[Request]:
-        if session and not self._loop.parks:
+        if session and not self.parks:
             raise UserError(
                 "a session needs parked rows", "open the LLM with parked_rows=1 or more"
             )
@@ -354,7 +355,7 @@ def _on_demand(name: str) -> Any:
     return getattr(importlib.import_module(module), kind)
 
 
-def _joined(request: Request, deltas: Sequence[OutputDelta]) -> Completion:
+def _completion(request: Request, deltas: Sequence[OutputDelta]) -> Completion:
     tokens = tuple(token for delta in deltas for token in delta.token_ids)
     text = "".join(delta.text for delta in deltas)
     logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
@@ -365,7 +366,7 @@ def _joined(request: Request, deltas: Sequence[OutputDelta]) -> Completion:
     return Completion(request.prompt_token_ids, text, tokens, reason, logprobs, drafted, accepted)
 
 
-def _scored(request: Request, deltas: Sequence[OutputDelta]) -> Score:
+def _score(request: Request, deltas: Sequence[OutputDelta]) -> Score:
     scores = [delta.score for delta in deltas if delta.score is not None]
     return Score(
         request.continuation[: len(scores)],

@@ -25,7 +25,10 @@ from snapexport.runtime.requests.speculation import Draft, Drafter, Speculation,
 
 
 class Loop:
-    """Requests on one executor. A request is live from `submit` to its last delta."""
+    """Requests on one executor. A request is live from `submit` to its last delta.
+
+    scheduler: knows which of them wait. parked: rows that are kept for later prompts, if any are.
+    """
 
     def __init__(
         self,
@@ -44,10 +47,10 @@ class Loop:
         self._executor = executor
         self._tokenizer = tokenizer
         limits = self._limits = executor.limits
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             limits.batch, limits.prefill_chunk, max_num_batched_tokens, limits.decode_batches
         )
-        self._parked = parked
+        self.parked = parked
         self._speculation = Speculation(limits, drafters)
         self._compress_every = compress_every
         self._live: dict[int, Generation] = {}
@@ -60,7 +63,7 @@ class Loop:
         live = Generation(request_id, request, self._limits, self._tokenizer, self._compress_every)
         self._live[request_id] = live
         if request.prefilled:
-            self._scheduler.add_prefilled(request_id)
+            self.scheduler.add_prefilled(request_id)
         else:
             self._add(request_id, live)
         return request_id
@@ -71,10 +74,10 @@ class Loop:
         too_long = prefill.is_too_long(len(prompt))
         # A row that saves no chunk is worse than prefill, which sees all of the prompt.
         least = 1 if too_long else prefill.least_row(len(prompt))
-        if self._parked and (found := self._parked.find(prompt, least, live.session)):
+        if self.parked and (found := self.parked.find(prompt, least, live.session)):
             live.begins_with, live.prefilled = found.row, len(found.token_ids)
         live.cached_tokens = live.prefilled
-        self._scheduler.add(request_id, self._pieces(live))
+        self.scheduler.add(request_id, self._pieces(live))
 
     def _pieces(self, live: Generation) -> Sequence[Piece]:
         """The prompt's work: at once, or in two parts with a row to park between them."""
@@ -82,7 +85,7 @@ class Loop:
         found: tuple[Piece, ...] = ()
         if live.park_at < prefill.chunk:  # a row that may save no chunk is not worth a block
             live.park_at = 0
-        if self._parked and done < live.park_at < len(prompt):
+        if self.parked and done < live.park_at < len(prompt):
             live.cached_token_ids = prompt[: live.park_at]
             onto_row = done > 0 or prefill.is_too_long(live.park_at)
             found = pieces(live.park_at, done, prefill, onto_row=onto_row)
@@ -125,7 +128,7 @@ class Loop:
         """
         if self._compress_every:
             self._extend_rows()
-        schedule = self._scheduler.schedule()
+        schedule = self.scheduler.schedule()
         deltas = self._decode(schedule)
         deltas += [self._adopt(request_id, slot) for request_id, slot in schedule.adopt.items()]
         for work in schedule.prefill:
@@ -144,40 +147,11 @@ class Loop:
                 live.extend_row()
                 length = len(live.cached_token_ids)
                 work = pieces(length, done, self._limits.prefill, onto_row=True)
-                self._scheduler.extend(request_id, work)
-
-    def close(self) -> None:
-        """Wait until all parked rows are written to their files."""
-        if self._parked:
-            self._parked.close()
-
-    def release(self, request_id: int) -> None:
-        """Free the batch slot of a request that handed its row over."""
-        self._scheduler.finish(request_id)
+                self.scheduler.extend(request_id, work)
 
     def prefilled(self, request_id: int) -> int:
         """Prompt tokens of a request that are prefilled; 0 while it waits, or once it ended."""
         return live.prefilled if (live := self._live.get(request_id)) else 0
-
-    @property
-    def parks(self) -> bool:
-        """Whether rows are kept for later prompts."""
-        return self._parked is not None
-
-    @property
-    def busy(self) -> bool:
-        """Whether a step would do anything."""
-        return self._scheduler.busy
-
-    @property
-    def waiting(self) -> frozenset[int]:
-        """Live requests without a batch slot."""
-        return self._scheduler.waiting
-
-    @property
-    def slots_used(self) -> int:
-        """Batch slots held by live requests."""
-        return self._scheduler.slots_used
 
     def _decode(self, schedule: Schedule) -> list[OutputDelta]:
         slots = schedule.decode
@@ -218,7 +192,7 @@ class Loop:
             )
 
     def _inputs(self, slots: Mapping[int, int]) -> StepInputs:
-        """Of each batch slot up to the last in use."""
+        """The inputs of each batch slot up to the last in use."""
         inputs = np.zeros((3, max(slots.values()) + 1), np.int64)
         temperatures = np.ones(inputs.shape[1], np.float32)
         for request_id, slot in slots.items():
@@ -296,8 +270,8 @@ class Loop:
 
     def _keep(self, live: Generation, row: Row) -> None:
         """Keep a copy of a batch slot that was just filled, for requests that go on from it."""
-        if self._parked and self._parks(live):
-            self._parked.keep(ParkedRow(live.cached_token_ids, row, live.session))
+        if self.parked and self._parks(live):
+            self.parked.keep(ParkedRow(live.cached_token_ids, row, live.session))
         if live.is_beginning:
             live.begins_with, live.cached_token_ids = row, live.prompt_token_ids
         elif self._compress_every:
@@ -313,7 +287,7 @@ class Loop:
         of no use to others.
         """
         is_place = live.is_beginning or not live.park_at
-        return self._parked is not None and is_place and len(live.cached_token_ids) > 1
+        return self.parked is not None and is_place and len(live.cached_token_ids) > 1
 
     def _sample(self, request_id: int, slot: int, prediction: Prediction) -> OutputDelta:
         try:
@@ -332,7 +306,7 @@ class Loop:
         """End a request, and keep its batch slot until `release`."""
         del self._live[request_id]
         self._speculation.forget(request_id)
-        self._scheduler.keep(request_id)
+        self.scheduler.keep(request_id)
         return replace(delta, row=self._executor.rows.view(slot))
 
     def _fail(self, request_id: int, slot: int, error: Exception) -> OutputDelta:
@@ -344,5 +318,5 @@ class Loop:
 
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]
-        self._scheduler.finish(request_id)
+        self.scheduler.finish(request_id)
         self._speculation.forget(request_id)

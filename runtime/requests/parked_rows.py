@@ -46,7 +46,7 @@ class ParkedRow:
 
     @property
     def key(self) -> Key:
-        """What it is found by."""
+        """Its key among parked rows."""
         return self.session, self.token_ids
 
 
@@ -94,7 +94,7 @@ class RowFiles:
     def keep(self, row: ParkedRow) -> None:
         """Write a row, in the place of those that it began with."""
         for held in [key for key in self._paths if begins(key, row.key)]:
-            self._writer.submit(self._remove, self._paths.pop(held))
+            self._writer.submit(self._paths.pop(held).unlink, missing_ok=True)
         named = np.array(row.token_ids, np.int64).tobytes() + row.session.encode(
             errors="surrogatepass"
         )
@@ -164,10 +164,7 @@ class RowFiles:
             if total <= self._most_bytes:
                 return
             total -= path.stat().st_size
-            self._remove(path)
-
-    def _remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 def _last_use(path: Path) -> float:

@@ -186,9 +186,9 @@ class Speculation:
         expected = sum(draft.expected for draft in proposed.values())
         for drafter in self._slow:
             better = self._better(drafter, lives, proposed)
-            gain = sum(drafter.expected(i) - _expected(proposed, i) for i in better)
+            gain = sum(drafter.expected(i) - _expectation(proposed, i) for i in better)
             if better and self._payoff.pays(size, running, expected, gain):
-                found = self._timed(drafter, lives, step)
+                found = self._propose_timed(drafter, lives, step)
                 drafts = {**proposed, **{i: found[i] for i in better if i in found}}
                 return drafts if _has_tokens(drafts) else {}
             for request_id in better:
@@ -203,10 +203,12 @@ class Speculation:
             for live in lives
             if not live.is_forced
             and live.room > 0
-            and _expected(proposed, live.request_id) < drafter.expected(live.request_id)
+            and _expectation(proposed, live.request_id) < drafter.expected(live.request_id)
         ]
 
-    def _timed(self, drafter: Drafter, lives: Sequence[Generation], step: StepInputs) -> Drafts:
+    def _propose_timed(
+        self, drafter: Drafter, lives: Sequence[Generation], step: StepInputs
+    ) -> Drafts:
         start = time.perf_counter()
         found = drafter.propose(lives, step)
         if found:  # else nothing was run
@@ -237,7 +239,7 @@ def _position(live: Generation) -> int:
     return live.position
 
 
-def _expected(proposed: Drafts, request_id: int) -> float:
+def _expectation(proposed: Drafts, request_id: int) -> float:
     draft = proposed.get(request_id)
     return draft.expected if draft else 0.0
 

@@ -154,7 +154,7 @@ class MtpDrafts(SlotFollower):
     def _keep_last(self, slot: int, token: int, row: int) -> None:
         """Keep a prompt's last hidden states, which are in mtp-prefill's buffer at `row`."""
         self._slots[slot].fed = [token]
-        whole = self._states.reshaped(self._chunk_tokens, self._width)
+        whole = self._states.reshape_to(self._chunk_tokens, self._width)
         self._memory.copy(self._waiting_at(slot, 0), whole.rows(row, row + 1))
 
     def decoded(self, step: Step) -> None:
@@ -172,7 +172,7 @@ class MtpDrafts(SlotFollower):
             first = len(one.fed)
             self._memory.copy(
                 self._waiting_of(slot).rows(first, first + count),
-                states.rows(slot, slot + 1).reshaped(count, width),
+                states.rows(slot, slot + 1).reshape_to(count, width),
             )
             one.fed += tokens[slot].tolist()
 
@@ -224,7 +224,7 @@ class MtpDrafts(SlotFollower):
                 row = max(0, len(one.fed) - 1 - left)
                 arrays[names.INPUT_IDS][slot] = one.fed[row + 1]
                 self._memory.copy(
-                    states.rows(slot, slot + 1).reshaped(1, self._width),
+                    states.rows(slot, slot + 1).reshape_to(1, self._width),
                     self._waiting_at(slot, row),
                 )
             position = one.done + 1 + row - one.base
@@ -238,7 +238,7 @@ class MtpDrafts(SlotFollower):
         for first in range(0, last, self._chunk_tokens):
             some = tokens[first : first + self._chunk_tokens]
             self._memory.copy(
-                self._states.reshaped(len(some), self._width),
+                self._states.reshape_to(len(some), self._width),
                 self._waiting_of(slot).rows(first, first + len(some)),
             )
             self._write_rows(slot, some)
@@ -275,7 +275,7 @@ class MtpDrafts(SlotFollower):
 
     def _waiting_of(self, slot: int) -> Buffer:
         """The hidden states of a batch slot that wait, [P,E]."""
-        return self._waiting.rows(slot, slot + 1).reshaped(self._most_waiting, self._width)
+        return self._waiting.rows(slot, slot + 1).reshape_to(self._most_waiting, self._width)
 
     def _waiting_at(self, slot: int, index: int) -> Buffer:
         return self._waiting_of(slot).rows(index, index + 1)

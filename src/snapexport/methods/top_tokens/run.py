@@ -40,29 +40,29 @@ class TopTokens(Prediction):
         exactly if a token can be chosen.
         """
         super().__init__(fetch)
-        self._tokens, self._top_logits = tokens, top_logits
-        self._log_normalizer = log_normalizer
+        self.tokens, self.top_logits = tokens, top_logits
+        self.log_normalizer = log_normalizer
 
     @property
     def likeliest(self) -> int:
         """The likeliest token; of equal ones the lowest."""
-        return int(self._tokens[0])
+        return int(self.tokens[0])
 
     @property
     def is_finite(self) -> bool:
         """Whether a token can be chosen."""
-        return math.isfinite(self._log_normalizer)
+        return math.isfinite(self.log_normalizer)
 
-    def copied(self) -> Prediction:
-        """The same in memory of its own, which later runs leave alone."""
+    def copy(self) -> Prediction:
+        """The same in memory of its own, which later runs do not change."""
         logits = self.logits.copy()
-        own = self._tokens.copy(), self._top_logits.copy(), self._log_normalizer
+        own = self.tokens.copy(), self.top_logits.copy(), self.log_normalizer
         return TopTokens(lambda: logits, *own)
 
     def choices(self, params: Sampled) -> Choices | None:
         """The same choices as of the logits; None if another token may come next."""
-        given = len(self._tokens)
-        if 0 < params.top_k <= given or self._is_below_min_p(self._top_logits[-1], params):
+        given = len(self.tokens)
+        if 0 < params.top_k <= given or self._is_below_min_p(self.top_logits[-1], params):
             tokens, logits = self._ascending(min(params.top_k or given, given))
             return tokens, shape(logits, params)
         if params.top_k or params.min_p or params.top_p == 1:
@@ -77,13 +77,13 @@ class TopTokens(Prediction):
         """Whether a token of this logit is left out, and so are all less likely ones."""
         if not params.min_p:
             return False
-        both = np.array([self._top_logits[0], logit])
+        both = np.array([self.top_logits[0], logit])
         return bool(weigh(both, params.temperature)[1] < params.min_p)
 
     def _ascending(self, count: int) -> tuple[list[int], Logits]:
         """The `count` likeliest tokens, and their logits."""
-        order = np.argsort(self._tokens[:count])
-        return self._tokens[order].tolist(), self._top_logits[order]
+        order = np.argsort(self.tokens[:count])
+        return self.tokens[order].tolist(), self.top_logits[order]
 
     def _nucleus(self, params: Sampled) -> int | None:
         """How many of the tokens reach top-p; None if that is not certain, or too few do.
@@ -91,9 +91,9 @@ class TopTokens(Prediction):
         log_normalizer is float32, weights are float64. If its error might let another token in, the
         whole logits have to be added up.
         """
-        sums = np.cumsum(weigh(self._top_logits, params.temperature))
-        largest = float(self._top_logits[0]) / graph_temperature(params)
-        log_sum, off_by = self._log_normalizer - largest, _OFF_BY[0] + _OFF_BY[1] * abs(largest)
+        sums = np.cumsum(weigh(self.top_logits, params.temperature))
+        largest = float(self.top_logits[0]) / graph_temperature(params)
+        log_sum, off_by = self.log_normalizer - largest, _OFF_BY[0] + _OFF_BY[1] * abs(largest)
         with np.errstate(over="ignore"):  # a tiny temperature: the sum may be infinite
             goals = params.top_p * np.exp([log_sum - off_by, log_sum + off_by])
         fewest, most = np.searchsorted(sums, goals)
