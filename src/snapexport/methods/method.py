@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import GraphOptions, MethodOptions
-from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
+from snapexport.contract.graph_specs import GraphFacts, Tensors
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.names import Likeliest
 from snapexport.contract.pieces import FurtherWork, InnerChunks
@@ -26,33 +26,8 @@ from snapexport.files.untrusted import read_object
 
 IsOn = Callable[[CacheGeometry, GraphOptions], bool]
 
-
-def no_tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
-    """Add nothing to any graph."""
-    none: Specs = {}
-    return none, none
-
-
-def no_chunks(
-    options: GraphOptions, geometry: CacheGeometry, chunk: int, copies_weights: bool
-) -> Sequence[int]:
-    """Add no graphs for other chunks."""
-    return ()
-
-
-def same_options(options: GraphOptions, target: Target, dtype: DType) -> GraphOptions:
-    """Return the options as they are."""
-    return options
-
-
+Resolve = Callable[[GraphOptions, Target, DType], GraphOptions]
 Reshape = Callable[[CacheGeometry, GraphOptions, ModelFacts, CacheGeometry | None], CacheGeometry]
-
-
-def same_geometry(
-    geometry: CacheGeometry, options: GraphOptions, model: ModelFacts, like: CacheGeometry | None
-) -> CacheGeometry:
-    """Return the geometry."""
-    return geometry
 
 
 class Calibration(NamedTuple):
@@ -128,12 +103,12 @@ class Method:
     facts: Callable[[CacheGeometry], Facts] = lambda geometry: {}
     stores: str | None = None
     budget: str | None = None
-    reshape: Reshape = same_geometry
-    resolve: Callable[[GraphOptions, Target, DType], GraphOptions] = same_options
+    reshape: Reshape = lambda geometry, options, model, like: geometry
+    resolve: Resolve = lambda options, target, dtype: options
     step_tokens: Callable[[GraphOptions], int] = lambda options: 1
-    chunks: Callable[[GraphOptions, CacheGeometry, int, bool], Sequence[int]] = no_chunks
+    chunks: Callable[[GraphOptions, CacheGeometry, int, bool], Sequence[int]] = lambda *_: ()
     further_layers: Callable[[GraphOptions], int] = lambda options: 0
-    tensors: Callable[[GraphFacts, str, Tensors], Tensors] = no_tensors
+    tensors: Callable[[GraphFacts, str, Tensors], Tensors] = lambda facts, kind, common: ({}, {})
     likeliest: Likeliest | None = None
     kinds: tuple[GraphKind, ...] = ()
     reads_hidden_states: bool = False
