@@ -6,14 +6,13 @@
                  loop         one step: carries out the scheduler's `Schedule` on an executor
                  scheduler    which batch slots to decode, and whose piece of prefill is next
                  generation   one live request: its tokens, random numbers, text and end
-                 drafters/    guess tokens ahead; those of methods/ are beside them
+                 speculation  which guesses of the next tokens a step checks; methods/ make them
                  processors   change logits before a token is chosen
-                 on_demand    finds chats and grammars when the first request needs them
                  parked_rows  rows of earlier prompts, in memory and in files
     engine/      executor     takes pieces, decodes, and owns the caches; made by open_executor
-                 takers/      one for each kind of piece; table.py lists the common ones
+                 chunks       the taker of a prompt's chunks, or of a whole prompt
                  followers    what has state for each batch slot
-                 method       the base of what a cache method adds (`methods/*/run.py`)
+                 method       what a cache method adds (`methods/*/run.py`): takers, followers
                  rows         `Row`: what a batch slot holds: view, copy_out, copy_in
                  backend      `GraphBackend`: what runs the graphs
     ort/ openvino/ trt/    ONNX Runtime, OpenVINO and TensorRT as backends

@@ -172,7 +172,7 @@ class ChatPrompts:
             params = replace(params, skip_special_tokens=False)
         if chat.forced:
             calls = self.output_format.grammar(
-                self._forced(chat), chat.strict, self._added_tokens, chat.several
+                self._forced_tools(chat), chat.strict, self._added_tokens, chat.several
             )
             form = StructuredOutputs(grammar=calls, writes_json=True)
             params = replace(params, structured_outputs=form)
@@ -220,7 +220,7 @@ class ChatPrompts:
         may_begin = not is_off and prompt.chat.end != "text"
         return self.output_format.before_form(prompt.text, may_begin, self._added_tokens)
 
-    def _forced(self, chat: Chat) -> Tools:
+    def _forced_tools(self, chat: Chat) -> Tools:
         return {name: one for name, one in chat.schemas.items() if name in chat.forced}
 
     @cached_property
@@ -253,9 +253,9 @@ def open_template(directory: Path) -> Template:
     """
     require_template(directory)
     with needs_extra("serve"):
-        from snapexport.runtime.chat import chat_template, template_process
+        from snapexport.runtime.chat import chat_template
     template = chat_template.load(directory, template_files.read_config(directory))
-    return template_process.TemplateProcesses(template)
+    return chat_template.TemplateProcesses(template)
 
 
 def require_template(directory: Path) -> None:

@@ -26,8 +26,7 @@ from snapexport.errors import UserError
 from snapexport.runtime.requests.prompts import Message, encode
 
 if TYPE_CHECKING:
-    from snapexport.runtime.chat.chat_template import ChatTemplate
-    from snapexport.runtime.chat.template_process import TemplateProcesses
+    from snapexport.runtime.chat.chat_template import ChatTemplate, TemplateProcesses
 
 Template = Union["ChatTemplate", "TemplateProcesses"]
 """A chat template, or one whose time and memory are bounded."""

@@ -1,25 +1,35 @@
 """Defines what the executor needs of a backend: buffers at fixed addresses, and bound graphs.
 
+Implements the memory of backends that run on the CPU, or that copy from there what they need.
+
 Knows no library, no batch slot and no cache policy. Implementations:
 
     ort.backend.OnnxRuntimeBackend   ONNX Runtime, on the CPU or on a GPU
-    openvino.backend.OpenVinoBackend OpenVINO, on the CPU or on another device of Intel's; mixed.py
-                                     leaves steps of integers to the first
+    openvino.backend.OpenVinoBackend OpenVINO, on the CPU or on another device of Intel's; which
+                                     leaves some steps to the first
     trt.backend.TensorRtBackend      compiled TensorRT engines, on a GPU
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import names
-from snapexport.contract.manifest import GraphName, TensorSpec
+from snapexport.contract.manifest import REBUILD, GraphName, TensorSpec
 from snapexport.errors import UserError
 from snapexport.files.dtypes import BY_NUMPY
+
+Integers = NDArray[np.int64]
+"""Token ids, positions, lengths."""
+
+Floats = NDArray[np.float32]
+"""Logits, temperatures."""
+
 
 Work = Callable[[], None]
 """Something to run. On a GPU it only puts work on the stream."""
@@ -70,7 +80,7 @@ class Buffer:
         part = None if self.array is None else self.array[start:stop]
         return Buffer(self.name, self.dtype, (stop - start, *rest), address, part)
 
-    def reshaped(self, *shape: int) -> "Buffer":
+    def reshape_to(self, *shape: int) -> "Buffer":
         """The beginning of the same memory in another shape."""
         count = math.prod(shape)
         part = None if self.array is None else self.array.reshape(-1)[:count].reshape(shape)
@@ -88,7 +98,7 @@ class Memory(Protocol):
         """Return zeros: masked attention multiplies stale entries by 0, and 0 * NaN is NaN."""
 
     def load(self, spec: TensorSpec, data: NDArray[np.uint8]) -> Buffer:
-        """Return memory that holds `data`, to be read alone. On the CPU it may be `data` itself."""
+        """Return memory that holds `data`, to be only read. On the CPU it may be `data`."""
 
     def upload(self, buffer: Buffer) -> None:
         """Copy the host's side to the device."""
@@ -123,7 +133,7 @@ class GraphBackend(Protocol):
 
     @property
     def memory(self) -> Memory:
-        """Where its graphs' buffers lie."""
+        """The memory of its graphs' buffers."""
 
     def bind(self, graph: GraphName, buffers: Buffers) -> Work:
         """Tie each input and output to its buffer, and return what runs the graph."""
@@ -143,3 +153,77 @@ def require_threads(threads: int | None) -> None:
     """Raise UserError for more CPU threads than any machine needs, or none; None: one a core."""
     if threads is not None and not 1 <= threads <= 512:
         raise UserError(f"{threads} threads cannot be used", "use 1 to 512, or leave it out")
+
+
+class Collectives(Protocol):
+    """One rank's side. All ranks call the same methods, in the same order, with equal shapes."""
+
+    rank: int
+    ranks: int
+
+    def all_reduce(self, part: NDArray[Any]) -> None:
+        """Put the sum of all ranks' parts in the place of this one's: the same bits in each."""
+
+    def all_gather(self, part: NDArray[Any], parts: NDArray[Any]) -> None:
+        """Write all ranks' parts [n,...] into `parts` [ranks*n,...], in the order of the ranks."""
+
+    def all_to_all(self, parts: NDArray[Any]) -> None:
+        """Send rows [r*n,(r+1)*n) of `parts` [ranks*n,...] to rank r, and put its rows there."""
+
+    def hand(self, source: int, target: int, array: NDArray[Any]) -> None:
+        """Write what `array` holds in the rank `source` into that of `target`. Others do nothing
+        with theirs, whose size says how much it is.
+        """
+
+
+class HostMemory:
+    """NumPy arrays (a `Memory`). The host's side of a buffer is the buffer itself."""
+
+    def __init__(self) -> None:
+        self._loaded: list[NDArray[np.uint8]] = []
+
+    def allocate(self, spec: TensorSpec) -> Buffer:
+        array = np.zeros(spec.shape, spec.dtype)
+        return Buffer(spec.name, spec.dtype, array.shape, array.ctypes.data, array)
+
+    def load(self, spec: TensorSpec, data: NDArray[np.uint8]) -> Buffer:
+        self._loaded.append(data)  # a buffer holds only its address
+        return Buffer(spec.name, spec.dtype, tuple(spec.shape), data.ctypes.data, None)
+
+    def upload(self, buffer: Buffer) -> None: ...
+
+    def download(self, buffer: Buffer) -> None: ...
+
+    def read(self, buffer: Buffer) -> NDArray[Any]:
+        return buffer.host.copy()
+
+    def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
+        buffer.host[...] = array
+
+    def copy(self, target: Buffer, source: Buffer) -> None:
+        target.host[...] = source.host
+
+    def copy_positions(self, target: Buffer, source: Buffer, count: int) -> None:
+        target.host[0, :, :count] = source.host[0, :, :count]
+
+    def zero(self, buffer: Buffer) -> None:
+        buffer.host[...] = 0
+
+    def synchronize(self) -> None: ...
+
+
+def require_promised(
+    file: Path | str, promised: Iterable[TensorSpec], found: Mapping[str, tuple[str, list[int]]]
+) -> None:
+    """Raise UserError for tensors that are not those of the manifest.
+
+    found: a type and a shape by name, as a library has read them from the file.
+    """
+    expected = {spec.name: (spec.dtype, spec.shape) for spec in promised}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise UserError(
+                f"{file} has {found.get(name)} for '{name}', "
+                f"the manifest says {expected.get(name)}",
+                REBUILD,
+            )

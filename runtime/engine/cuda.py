@@ -57,7 +57,7 @@ class Device:
         )
 
     def allocate(self, nbytes: int) -> int:
-        """Address of new memory, zeroed: masked attention multiplies what lies there by zero."""
+        """Address of new memory, zeroed: masked attention multiplies it by zero."""
         error, address = self._cuda.cudaMalloc(nbytes)
         if error == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
             self._cuda.cudaGetLastError()
@@ -148,7 +148,7 @@ class Device:
         return int(self._call("cudaGetDevice"))
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """What the call returns beside its status, or None."""
+        """Make a call. Returns its result beside the status, or None."""
         if self._closed:
             raise DeviceError(f"{name}: the executor was closed")
         error, *values = getattr(self._cuda, name)(*arguments)

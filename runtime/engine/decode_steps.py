@@ -4,26 +4,54 @@ Owns decode's buffers, among them the caches of all batch slots. Knows no prompt
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest
-from snapexport.runtime.arrays import Floats, Integers
-from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend
-from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
+from snapexport.runtime.engine.backend import Buffer, Buffers, Floats, GraphBackend, Integers
+from snapexport.runtime.engine.bound_graph import BoundGraph, Predictions, allocate
 from snapexport.runtime.engine.followers import SlotFollower
 from snapexport.runtime.engine.graph_set import GraphSet
-from snapexport.runtime.engine.predictions import Predictions
-from snapexport.runtime.engine.slot_rows import SlotRows
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRows:
+    """Says which row of decode's batch a batch slot is, and which rank holds its caches.
+
+    One rank holds all batch slots, in their order. Ranks whose attention is parallel over the batch
+    deal them out in turn: slot i is rank i mod N's, so that the first few slots are spread over all
+    ranks. Rows of a graph are in the order of the ranks.
+
+    rank: this one, of `ranks` that share the batch slots.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+
+    def rows(self, count: int, slots: int) -> NDArray[np.int64]:
+        """The rows of the first `count` batch slots in a graph of `slots` of them."""
+        each, owner = divmod(np.arange(count), self.ranks)
+        return owner * (slots // self.ranks) + each
+
+    def owner(self, slot: int) -> int:
+        """The rank that holds a batch slot's caches."""
+        return slot % self.ranks
+
+    def own(self, slot: int) -> int | None:
+        """The row of a batch slot in this rank's caches; None: another rank holds it."""
+        return slot // self.ranks if self.owner(slot) == self.rank else None
+
 
 _IDLE = {names.TEMPERATURE: 1}
 """Values for the batch slots after those in use, where they aren't 0."""
 
 
 class DecodeSteps:
-    """buffers: inputs and outputs of decode over all batch slots; the caches alone if it is not
-    loaded. graphs: by the batch slots that each runs. slot_rows: where the batch slots lie in them.
+    """buffers: inputs and outputs of decode over all batch slots; only the caches if it is not
+    loaded. graphs: by the batch slots that each runs. slot_rows: where the batch slots are in them.
     """
 
     def __init__(
@@ -79,7 +107,7 @@ class DecodeSteps:
         return Predictions(graph, rows)
 
     def hidden_states(self, *, several: bool) -> Buffer | None:
-        """Of the latest step, of a build with --mtp: [B,1,E], or [B,q,E] of several tokens."""
+        """The latest step's, if graphs output them: [B,1,E], or [B,q,E] of several tokens."""
         return (self._of_several if several else self.buffers).get(names.HIDDEN_STATES)
 
     def caches(self, slot: int) -> list[Buffer]:

@@ -9,30 +9,60 @@ written in place. Callers name batch slots and never see a key or a value. Knows
 request and no text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
 from snapexport.contract.manifest import Manifest
-from snapexport.contract.pieces import FurtherWork, Piece, pieces_of
+from snapexport.contract.pieces import CHUNK, Piece, pieces_of
 from snapexport.errors import UserError
-from snapexport.runtime.arrays import Floats, Integers
-from snapexport.runtime.engine.backend import Buffers, DeviceError, GraphBackend
-from snapexport.runtime.engine.decode_steps import DecodeSteps
+from snapexport.runtime.engine.backend import Buffers, DeviceError, Floats, GraphBackend, Integers
+from snapexport.runtime.engine.bound_graph import Prediction, Predictions
+from snapexport.runtime.engine.chunks import make_chunks
+from snapexport.runtime.engine.decode_steps import DecodeSteps, SlotRows
+from snapexport.runtime.engine.fill_slot import kept_of_layers
 from snapexport.runtime.engine.followers import Drafts, Step
 from snapexport.runtime.engine.graph_set import GraphSet, Role
-from snapexport.runtime.engine.kept_positions import kept_of_layers
 from snapexport.runtime.engine.limits import Limits
-from snapexport.runtime.engine.loaded import Loaded
-from snapexport.runtime.engine.method import MakeFollower, runs
-from snapexport.runtime.engine.parking import Parking
-from snapexport.runtime.engine.predictions import Prediction, Predictions
+from snapexport.runtime.engine.method import (
+    Loaded,
+    MakeTaker,
+    MethodRun,
+    Refills,
+    Resumes,
+    Taker,
+    Takers,
+    runs,
+)
 from snapexport.runtime.engine.prompt_cache import PromptCache
-from snapexport.runtime.engine.rows import Rows, digest_of
-from snapexport.runtime.engine.slot_rows import SlotRows
-from snapexport.runtime.engine.takers.table import takers_of
-from snapexport.runtime.engine.takers.taker import MakeTaker, Refills, Taker
+from snapexport.runtime.engine.rows import Row, Rows, digest_of
+
+
+class Parking:
+    """Copies a prompt's row to the host, and goes on from it: in a next turn or a long output."""
+
+    def __init__(self, rows: Rows, takers: Takers, onto_rows: Resumes) -> None:
+        self._rows, self._takers, self._onto_rows = rows, takers, onto_rows
+
+    @classmethod
+    def of(cls, rows: Rows, takers: Takers) -> "Parking | None":
+        """None where no graph extends a row."""
+        found = (taker for taker in takers.values() if isinstance(taker, Resumes))
+        return next((cls(rows, takers, taker) for taker in found), None)
+
+    def park(self, slot: int, last: Piece) -> Row:
+        """A copy of the batch slot's row, right after its prompt's last piece."""
+        prompt_length = int(self._rows.held[0, slot])
+        beside = self._takers[last.kind].slot_positions(prompt_length)
+        return self._rows.copy_out(slot, beside)
+
+    def resume(self, slot: int, row: Row) -> None:
+        """Go on from a parked row: the prompt's next block follows it."""
+        self._onto_rows.resume(row)
+        for follower in self._rows.followers:
+            follower.begin(slot, row.prompt_length)
+
 
 _ALL_ROWS = SlotRows()
 
@@ -40,11 +70,12 @@ _ALL_ROWS = SlotRows()
 class Executor:
     """A loaded build. Made by `open_executor`.
 
-    Predictions lie in the executor's own buffers: they are valid until its next call. Every call
+    Predictions are in the executor's own buffers, and valid until its next call. Every call
     raises DeviceError after `close`, or if the device fails.
 
     captured: whether a decode step is a single launch of a CUDA graph.
     prompt_cache: None where a single shot needs none.
+    drafters: make what guesses tokens for requests.
     drafts: a follower that drafts tokens by graphs; None where none is loaded.
     parking: None where no graph extends a row.
     """
@@ -57,16 +88,11 @@ class Executor:
         weights: Buffers | None = None,
         prompt_cache: PromptCache | None = None,
         slot_rows: SlotRows = _ALL_ROWS,
-        takers: Sequence[tuple[str, MakeTaker]] | None = None,
-        further: Sequence[FurtherWork] = (),
-        followers: Sequence[MakeFollower] | None = None,
         make_rows: Callable[..., Rows] = Rows,
     ) -> None:
         """weights: those that the graphs take as inputs, in the backend's memory. prompt_cache:
-        another executor's of the same model, on the same device. takers, followers: in place of
-        those of the build and its methods. further: work after each prompt's chunks, which one of
-        `takers` takes. slot_rows, make_rows: of ranks that share the
-        batch slots.
+        another executor's of the same model, on the same device. slot_rows, make_rows: of ranks
+        that share the batch slots.
 
         The backend's memory is this executor's own from now on: `close` frees it.
         """
@@ -76,7 +102,6 @@ class Executor:
             verifies=bool(graphs.verify),
             form=graphs.form,
             chunks=graphs.chunks,
-            further=further,
         )
         self.backend = backend
         self._manifest, self._graphs = manifest, graphs
@@ -89,21 +114,21 @@ class Executor:
         loaded = Loaded(
             manifest, graphs, backend, weights, limits, decode, self._rows, prompt_cache
         )
-        makers = [one for run in runs(manifest) for one in run.followers]
-        makers = list(followers) if followers is not None else makers
+        methods = runs(manifest)
+        makers = (make for method in methods for make in method.followers)
         self._rows.followers = tuple(made for make in makers if (made := make(loaded)))
         self._followers = self._rows, *self._rows.followers
         decode.followers = self._rows.followers
         self._takers: dict[str, Taker] = {}
-        for kind, make in takers_of(manifest) if takers is None else takers:
-            if taker := make(loaded, self._takers):
+        for kind, make_taker in _takers_of(methods):
+            if taker := make_taker(loaded, self._takers):
                 self._takers[kind] = taker
         self._refills = next((t for t in self._takers.values() if isinstance(t, Refills)), None)
         self.prompt_cache = self._refills.cache if self._refills else prompt_cache
         found = (follower for follower in self._rows.followers if isinstance(follower, Drafts))
         self.drafts: Drafts | None = next(found, None)
-        self.parking = Parking.of(self._rows, self._takers)
-        self.drafters = tuple(one for run in runs(manifest) for one in run.drafters)
+        self.parking: Parking | None = Parking.of(self._rows, self._takers)
+        self.drafters = tuple(make for method in methods for make in method.drafters)
         self._closed = False
         self._last_prefilled = 0
         captured = decode.capture()
@@ -120,13 +145,13 @@ class Executor:
 
     @property
     def rows(self) -> Rows:
-        """What the batch slots hold."""
+        """The rows of all batch slots."""
         self.require_open()
         return self._rows
 
     @property
     def role(self) -> Role:
-        """Which graphs are loaded."""
+        """Says which graphs are loaded."""
         return self._graphs.role
 
     def take(
@@ -136,7 +161,7 @@ class Executor:
 
         The pieces of one prompt follow each other. Between them may come decode steps, and blocks
         of a running request where no piece `keeps_row`, but no other prompt. The prediction is of
-        the token after the piece. temperature, above 0: for builds with top tokens.
+        the token after the piece. temperature, above 0: for graphs that divide by it.
         """
         taker, token_ids = self._taker(piece.kind), tuple(prompt)
         self._last_prefilled = slot
@@ -164,12 +189,13 @@ class Executor:
     ) -> Predictions:
         """Run one token of each of the first n batch slots; each argument is [n].
 
-        input_ids [n,q], of `limits.tokens_per_step` tokens: several of each, position_ids being the
+        input_ids [n,q], of `limits.step_tokens` tokens: several of each, position_ids being the
         first one's. The prediction of a token holds if all tokens before it were right. `accept`
         has to follow for every batch slot in use; the other tokens are forgotten.
 
         Idle batch slots take zeros, and their contents are lost: a prompt's last piece rewrites
-        them. temperature, above 0: for builds with top tokens; None for 1 in all slots.
+        them. temperature, above 0: for graphs that divide by it; None for 1 in all
+        slots.
         """
         self._require_decode()
         predictions = self._decode.run(input_ids, position_ids, prompt_length, temperature)
@@ -255,9 +281,16 @@ class Executor:
     def _require_prefill(self) -> None:
         self.require_open()
         if self.role == "decode":
-            raise UserError("this executor decodes alone", 'open it with role="both" or "prefill"')
+            raise UserError("this executor only decodes", 'open it with role="both" or "prefill"')
 
     def _require_decode(self) -> None:
         self.require_open()
         if self.role == "prefill":
-            raise UserError("this executor prefills alone", 'open it with role="both" or "decode"')
+            raise UserError("this executor only prefills", 'open it with role="both" or "decode"')
+
+
+def _takers_of(methods: Sequence[MethodRun]) -> Iterator[tuple[str, MakeTaker]]:
+    """Who takes which kind of pieces, in the order in which they are made."""
+    yield CHUNK, make_chunks
+    for method in methods:
+        yield from method.takers

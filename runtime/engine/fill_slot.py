@@ -1,16 +1,19 @@
 """Fills a batch slot of decode's caches from a prompt: by a graph, or by a copy.
 
-Knows no request. Both ways rewrite the batch slot, so that nothing of its former prompt can be
-attended to.
+Both ways rewrite the batch slot, so that nothing of its former prompt can be attended to. Reads
+which positions the vote kept, by cache and by layer of the model: a layer may have several caches,
+which keep different numbers of positions. Knows no request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+
+import numpy as np
 
 from snapexport.contract import names
-from snapexport.contract.manifest import GraphEntry, GraphName
-from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend, Memory
+from snapexport.contract.manifest import GraphEntry, GraphName, Manifest
+from snapexport.runtime.engine.backend import Buffer, Buffers, Integers, Memory
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
-from snapexport.runtime.engine.loaded import Loaded
+from snapexport.runtime.engine.method import Loaded
 
 
 class FillByGraph:
@@ -20,19 +23,13 @@ class FillByGraph:
     Elsewhere it writes a row of its own, which is copied.
     """
 
-    def __init__(
-        self,
-        backend: GraphBackend,
-        name: GraphName,
-        entry: GraphEntry,
-        given: Buffers,
-        decode: Buffers,
-        rows: Sequence[int | None],
-    ) -> None:
-        """given: inputs that exist already, such as prefill's outputs for compress. rows: of each
-        batch slot, its row in decode's caches; None: another rank holds it, and the graph runs for
-        what the ranks exchange.
+    def __init__(self, loaded: Loaded, name: GraphName, given: Buffers) -> None:
+        """given: inputs that exist already, such as prefill's outputs for compress.
+
+        Of a batch slot that another rank holds, the graph runs for what the ranks exchange.
         """
+        backend, entry = loaded.backend, loaded.manifest.graphs[name]
+        decode, rows = loaded.decode.buffers, loaded.decode.rows()
         self._memory, own = backend.memory, backend.binds_rows
         slots = [{} if row is None else _cache_outputs(entry, decode, row) for row in rows]
         spare = {} if own and all(slots) else new_row(entry, backend.memory)
@@ -46,12 +43,6 @@ class FillByGraph:
                 BoundGraph(backend, name, entry, buffers | (slot or spare)) for slot in slots[1:]
             ]
             self._graphs, self._copies = [self.graph, *others], [{}] * len(slots)
-
-    @classmethod
-    def of(cls, loaded: Loaded, name: GraphName, given: Buffers) -> "FillByGraph":
-        """Of a graph of a build."""
-        entry, decode = loaded.manifest.graphs[name], loaded.decode
-        return cls(loaded.backend, name, entry, given, decode.buffers, decode.rows())
 
     def fill(self, slot: int, prompt_length: int) -> None:
         """Run the graph, which writes every position of the batch slot."""
@@ -69,12 +60,11 @@ class FillByCopy:
     Later positions are stale until decode writes over them.
     """
 
-    def __init__(
-        self, memory: Memory, prefill: Buffers, decode: Buffers, rows: Sequence[int | None]
-    ) -> None:
-        """rows: as in `FillByGraph`."""
-        self._memory, self._rows = memory, rows
-        self._caches = [(prefill[name], one) for name, one in decode.items() if names.is_past(name)]
+    def __init__(self, loaded: Loaded, prefill: Buffers) -> None:
+        """prefill: the buffers of a graph whose caches hold the prompt."""
+        self._memory, self._rows = loaded.backend.memory, loaded.decode.rows()
+        decode = loaded.decode.buffers.items()
+        self._caches = [(prefill[name], one) for name, one in decode if names.is_past(name)]
 
     def fill(self, slot: int, prompt_length: int) -> None:
         """Copy no more than the prompt."""
@@ -113,3 +103,52 @@ def new_row(entry: GraphEntry, memory: Memory) -> Buffers:
     """New buffers for the cache outputs, which share none with the inputs."""
     outputs = [spec for spec in entry.outputs if names.is_present(spec.name)]
     return {spec.name: memory.allocate(spec) for spec in outputs}
+
+
+UNUSED = -1
+
+
+def kept_of_caches(memory: Memory, buffers: Buffers, manifest: Manifest) -> list[Integers]:
+    """[Hkv,K] of each cache. buffers: outputs of the compress step."""
+    caches, kv_heads = manifest.geometry.slots.caches, manifest.model.kv_heads
+    return [
+        _kept_of_cache(memory, buffers, cache.cache, cache.count(kv_heads[cache.layer]))
+        for cache in caches
+    ]
+
+
+def kept_of_layers(memory: Memory, buffers: Buffers, manifest: Manifest) -> list[Integers]:
+    """[Hkv,K] of each layer with a cache, K being the largest of its caches."""
+    geometry, kept = manifest.geometry, kept_of_caches(memory, buffers, manifest)
+    if not geometry.slots.head_groups:
+        return kept
+    kv_heads, *_ = manifest.model.kv_heads
+    widest = geometry.widest.values()
+    layers = [np.full((kv_heads, one.K), UNUSED, np.int64) for one in widest]
+    for one, positions in zip(geometry.slots.caches, kept, strict=True):
+        heads = range(kv_heads) if one.heads is None else one.heads
+        layers[one.layer][list(heads), : positions.shape[1]] = positions
+    return layers
+
+
+def _kept_of_cache(memory: Memory, buffers: Buffers, cache: int, heads: int) -> Integers:
+    name = names.topk_positions(cache)
+    if name not in buffers:
+        return np.empty((heads, 0), np.int64)
+    positions: Integers = memory.read(buffers[name])[0]
+    return positions
+
+
+def slot_positions(loaded: Loaded, kept: Buffers, prompt_length: int) -> Mapping[str, Integers]:
+    """The position that each cache slot holds after prefill, [1,Hkv,S], by extend's input names.
+
+    kept: outputs of the compress step.
+    """
+    by_cache = kept_of_caches(loaded.backend.memory, kept, loaded.manifest)
+    found = dict[str, Integers]()
+    geometry = loaded.manifest.geometry
+    caches = zip(geometry.slots.caches, geometry.layers, by_cache, strict=True)
+    for one, shape, positions in caches:
+        heads = [shape.source_positions(prompt_length, row) for row in positions.tolist()]
+        found[names.slot_positions(one.cache)] = np.array([heads], np.int64)
+    return found

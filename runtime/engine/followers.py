@@ -7,13 +7,12 @@ those that concern it.
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from snapexport.contract.pieces import Piece
-from snapexport.runtime.arrays import Integers
-from snapexport.runtime.engine.backend import Buffer
+from snapexport.runtime.engine.backend import Buffer, Integers
 from snapexport.runtime.engine.bound_graph import HostArrays
 
 
 class Step(NamedTuple):
-    """What a decode step took, of the first n batch slots. Idle ones have zeros.
+    """The inputs of a decode step of the first n batch slots. Idle ones have zeros.
 
     input_ids: [n], or [n,q] of several tokens. position_ids: [n], the first token's.
     prompt_length: [n]. hidden_states: [B,q,E] of a build whose graphs output them.
@@ -29,7 +28,7 @@ class SlotFollower:
     """State of each batch slot. Every event does nothing here."""
 
     def begin(self, slot: int, position: int) -> None:
-        """What the batch slot holds came from elsewhere, up to a position."""
+        """The batch slot holds a row from elsewhere, up to a position."""
 
     def took(
         self, slot: int, prompt: tuple[int, ...], piece: Piece, hidden_states: Buffer | None
@@ -60,9 +59,11 @@ class SlotFollower:
     def release(self, slot: int) -> None:
         """The batch slot is idle."""
 
-    def is_in_caches(self, slot: int) -> bool:
-        """Whether caches and positions say all that another executor needs to go on."""
-        return True
+    def require_in_caches(self, slot: int, decoded: int) -> None:
+        """Raise UserError unless caches and positions say all that another executor needs.
+
+        decoded: tokens of the batch slot after its prompt.
+        """
 
 
 @runtime_checkable

@@ -22,8 +22,8 @@ class GraphSet:
 
     names: those that are loaded. prefill: of them, by the positions of each one's cache, ascending;
     none where all prompts go block by block. decode: by the batch slots that each runs, ascending,
-    loaded or not. verify: the same for several tokens of each; none without --tokens-per-step, and
-    none of a baseline. chunks: tokens of those that graphs take a prompt in, ascending; the
+    loaded or not. verify: the same for several tokens of each; none where steps take one,
+    and none of a baseline. chunks: tokens of those that graphs take a prompt in, ascending; the
     prefill chunk is last. form: how prompts are taken.
     """
 

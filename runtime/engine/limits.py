@@ -1,6 +1,5 @@
 """Says what an executor can take, by its build and the graphs that are loaded."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from snapexport.contract.manifest import Manifest
@@ -11,12 +10,12 @@ from snapexport.runtime.engine.graph_set import PrefillForm
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an executor can take.
+    """The largest prompts, steps and batches that an executor takes.
 
     batch: batch slots.
     decode_batches: how many of the first batch slots a decode step can run, ascending; the last is
     `batch`. A step of fewer costs as much as the next of these.
-    tokens_per_step: most tokens of a batch slot that a decode step takes.
+    step_tokens: most tokens of a batch slot that a decode step takes.
     longest_prompt: tokens of a prompt.
     positions: tokens are fed at positions below it.
     prefill: how prompts are taken.
@@ -24,7 +23,7 @@ class Limits:
 
     batch: int
     decode_batches: tuple[int, ...]
-    tokens_per_step: int
+    step_tokens: int
     longest_prompt: int
     positions: int
     vocab_size: int
@@ -46,12 +45,10 @@ class Limits:
         verifies: bool = False,
         form: PrefillForm = "chunks",
         chunks: tuple[int, ...] = (),
-        further: Sequence[FurtherWork] = (),
     ) -> "Limits":
         """A full cache ends at L_max; a compressed one goes on to the model's own limit.
 
         chunks: tokens of those that graphs take, ascending; none: only of the prefill chunk.
-        further: what follows a prompt's chunks, beside what the build itself asks for.
         """
         geometry, model = manifest.geometry, manifest.model
         longest = min(geometry.L_max, model.max_position_embeddings)
@@ -61,7 +58,7 @@ class Limits:
         return cls(
             batch=manifest.batch,
             decode_batches=tuple(manifest.decode_graphs()),
-            tokens_per_step=geometry.steps.tokens if verifies else 1,
+            step_tokens=geometry.steps.tokens if verifies else 1,
             longest_prompt=longest if form == "chunks" else positions,
             positions=positions,
             vocab_size=model.vocab_size,
@@ -71,13 +68,13 @@ class Limits:
                 longest=0 if form == "blocks" else longest,
                 voters=geometry.block_voters(manifest.prefill_chunk),
                 rewinds=not model.stateful,
-                further=(*(() if full_cache else _further_work(manifest)), *further),
+                further=() if full_cache else _further_work(manifest),
             ),
         )
 
 
-def _further_work(manifest: Manifest) -> list[FurtherWork]:
-    """What follows the chunks of a prompt that is compressed."""
+def _further_work(manifest: Manifest) -> tuple[FurtherWork, ...]:
+    """The work that follows the chunks of a prompt that is compressed."""
     geometry = manifest.geometry
     methods = table.methods_on(geometry, manifest.graph_options)
-    return [found for method in methods if (found := method.further(geometry))]
+    return tuple(found for method in methods if (found := method.further(geometry)))

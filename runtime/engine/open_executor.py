@@ -1,31 +1,35 @@
 """Opens a build with a backend: ONNX Runtime, OpenVINO, or TensorRT."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import DeviceError, GraphBackend
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.bound_graph import load_weights
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import GraphSet, PrefillForm, Role
-from snapexport.runtime.engine.openvino_options import Device, Precision
 from snapexport.runtime.engine.prompt_cache import PromptCache
-from snapexport.runtime.engine.shared_weights import load_weights
+
+Device = Literal["CPU", "GPU", "NPU"]
+DEVICES: tuple[Device, ...] = get_args(Device)
+Precision = Literal["f32", "bf16", "f16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
 
 BackendName = Literal["onnxruntime", "onnxruntime-cuda", "openvino", "tensorrt"]
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 MAKERS = {
     "onnxruntime": ("snapexport.runtime.ort.backend", "OnnxRuntimeBackend"),
-    "onnxruntime-cuda": ("snapexport.runtime.ort.cuda", "cuda_backend"),
-    "openvino": ("snapexport.runtime.openvino.mixed", "openvino_backend"),
+    "onnxruntime-cuda": ("snapexport.runtime.ort.backend", "cuda_backend"),
+    "openvino": ("snapexport.runtime.openvino.backend", "openvino_backend"),
     "tensorrt": ("snapexport.runtime.trt.backend", "TensorRtBackend"),
-    "ranks": ("snapexport.runtime.ranks.leader", "open_ranks"),
+    "ranks": ("snapexport.runtime.ranks.processes", "open_ranks"),
 }
 """What makes each backend, and the executor of several ranks: a module, and its function. The
-runtime knows them by the protocols `GraphBackend` and `BatchExecutor`."""
+runtime knows them as a `GraphBackend` and an `Executor`."""
 
 
 def open_executor(
@@ -42,18 +46,18 @@ def open_executor(
     device: Device | None = None,
     precision: Precision | None = None,
     make: Callable[[str], Callable[..., Any]] | None = None,
-) -> BatchExecutor:
+) -> Executor:
     """Load a build. Raises UserError.
 
     backend: None takes TensorRT where the build has engines, and ONNX Runtime on the CPU elsewhere.
     A build whose engines can't run here (another GPU, another version, no driver) is refused: the
     CPU may take a hundred times as long, and is used only if it is named.
     baseline: run the uncompressed graphs. threads, prepack (a second copy of the weights, for
-    faster decoding of all batch slots): the CPU's alone. prompt_cache: another executor's of the
+    faster decoding of all batch slots): only for the CPU. prompt_cache: another executor's of the
     same model on the same backend, so that both prefill a common prompt once. prefill: how prompts
-    are taken; "blocks" and "both" need extend.onnx. role: "prefill" loads no decode graph, "decode"
-    no other one. speculates: load the graphs of multi-token prediction, where they can draft.
-    device, precision: OpenVINO's alone; None for the CPU, and for f32. make: finds what makes a
+    are taken; "blocks" and "both" need a graph that extends rows. role: "prefill" loads no decode
+    graph, "decode" no other one. speculates: load the graphs that draft tokens, where they can.
+    device, precision: only for OpenVINO; None for the CPU, and for f32. make: finds what makes a
     backend, in place of `maker_of`.
     """
     if backend not in (None, *BACKENDS):
@@ -72,21 +76,20 @@ def open_executor(
         precision=precision,
     )
     if build.manifest.tensor_parallel > 1:
-        ranks: BatchExecutor = maker_of("ranks")(
+        ranks: Executor = maker_of("ranks")(
             build, threads=threads, prepack=prepack, prefill=prefill
         )
         return ranks
     graphs = GraphSet.of(build, baseline=baseline, form=prefill, role=role, speculates=speculates)
+    settings: dict[str, object] = {}
     if chosen == "onnxruntime":
         settings = {"threads": threads, "prepack": prepack}
-        return _on_host(build, graphs, prompt_cache, make(chosen), **settings)
-    if chosen == "openvino":
-        asked = {"threads": threads, "device": device, "precision": precision}
-        return _on_host(build, graphs, prompt_cache, make(chosen), **asked)
+    elif chosen == "openvino":
+        settings = {"threads": threads, "device": device, "precision": precision}
     try:
-        return _on_gpu(build, graphs, make(chosen), prompt_cache)
+        return _load(build, graphs, prompt_cache, make(chosen), settings)
     except UserError as refusal:
-        if backend is not None:
+        if backend is not None or chosen == "onnxruntime":
             raise
         way_out = f"{refusal.hint}; or run its graphs on the CPU: --backend onnxruntime"
         raise UserError(refusal.message, way_out) from refusal
@@ -97,32 +100,23 @@ def default_backend(build: Build) -> BackendName:
     return "tensorrt" if build.manifest.engines else "onnxruntime"
 
 
-def _on_host(
+def _load(
     build: Build,
     graphs: GraphSet,
     prompt_cache: PromptCache | None,
     make: Callable[..., GraphBackend],
-    **settings: object,
+    settings: Mapping[str, object],
 ) -> Executor:
-    """With caches in the host's memory. settings: of the backend."""
-    backend = make(build, graphs, **settings)
+    """settings: the backend's. Raises UserError."""
     try:
-        return _executor(build, graphs, backend, prompt_cache)
+        backend = make(build, graphs, **settings)
+        weights = load_weights(build, graphs.names, backend.memory)
+        return Executor(build.manifest, graphs, backend, weights, prompt_cache)
     except MemoryError:
         raise UserError(
             f"the caches of {build.directory} don't fit into memory",
             "see `snapexport inspect`, and build it again with a smaller --batch or --L-max",
         ) from None
-
-
-def _on_gpu(
-    build: Build,
-    graphs: GraphSet,
-    make: Callable[..., GraphBackend],
-    prompt_cache: PromptCache | None,
-) -> Executor:
-    try:
-        return _executor(build, graphs, make(build, graphs), prompt_cache)
     except DeviceError as error:
         raise UserError(
             f"the GPU failed while the build was loaded: {error}",
@@ -130,15 +124,8 @@ def _on_gpu(
         ) from error
 
 
-def _executor(
-    build: Build, graphs: GraphSet, backend: GraphBackend, prompt_cache: PromptCache | None
-) -> Executor:
-    weights = load_weights(build, graphs.names, backend.memory)
-    return Executor(build.manifest, graphs, backend, weights, prompt_cache)
-
-
 def maker_of(name: str) -> Callable[..., Any]:
-    """What `MAKERS` names. Its module is imported now: it may need a GPU's libraries."""
+    """The maker that `MAKERS` names. Its module is imported now: it may need a GPU's libraries."""
     module, function = MAKERS[name]
     made: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return made

@@ -144,13 +144,13 @@ class PromptCache:
 def _with_positions(past: Buffer, positions: int) -> Buffer:
     """The beginning of a cache's memory as [1,Hkv,N,D]."""
     batch, heads, _, head_dim = past.shape
-    return past.reshaped(batch, heads, positions, head_dim)
+    return past.reshape_to(batch, heads, positions, head_dim)
 
 
 def _positions(past: Buffer, start: int, count: int) -> Buffer:
-    """So many positions of a cache's memory, from position `start` of head 0 on."""
+    """Some positions of a cache's memory, from position `start` of head 0 on."""
     _, heads, positions, head_dim = past.shape
-    return past.reshaped(heads * positions, head_dim).rows(start, start + count)
+    return past.reshape_to(heads * positions, head_dim).rows(start, start + count)
 
 
 def _order(heads: int, *, grows: bool) -> Iterable[int]:

@@ -16,10 +16,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.manifest import Manifest, TensorSpec
+from snapexport.contract import names
+from snapexport.contract.graph_kinds import graph_of
+from snapexport.contract.manifest import GraphEntry, Manifest, TensorSpec
 from snapexport.errors import UserError
-from snapexport.runtime.arrays import Integers
-from snapexport.runtime.engine.backend import Buffer, Memory
+from snapexport.runtime.engine.backend import Buffer, Integers, Memory
 from snapexport.runtime.engine.followers import SlotFollower, Step
 
 Device = Literal["cpu", "cuda"]
@@ -74,26 +75,22 @@ class Rows(SlotFollower):
         return tuple(self._caches[slot])
 
     def new(self) -> tuple[Buffer, ...]:
-        """Allocate buffers like a batch slot's, for a row to land in before `copy_in`."""
+        """Allocate buffers like a batch slot's, to receive a row in before `copy_in`."""
         return tuple(
             self._memory.allocate(TensorSpec(name=own.name, dtype=own.dtype, shape=[*own.shape]))
             for own in self._caches[0]
         )
 
     def view(self, slot: int) -> Row:
-        """What the batch slot holds, valid while that stays.
+        """The batch slot's row, valid while it stays there.
 
         Raises UserError for an idle batch slot, and for one whose caches are not all of its state.
         """
         prompt_length, position = map(int, self.held[:, slot])
         if not prompt_length:
             raise UserError(f"batch slot {slot} holds no prompt", "prefill one into it first")
-        if not all(follower.is_in_caches(slot) for follower in self.followers):
-            raise UserError(
-                f"batch slot {slot} has decoded {position - prompt_length} tokens: a build with "
-                "--tokens-per-step hands a prompt over before that",
-                "hand it over right after prefill",
-            )
+        for follower in self.followers:
+            follower.require_in_caches(slot, position - prompt_length)
         row = self.buffers(slot)
         self._memory.synchronize()  # others read it past this executor's stream
         return Row(self._digest, device_of(row), row, prompt_length, position)
@@ -133,7 +130,7 @@ class Rows(SlotFollower):
             )
         if row.device != (device := device_of(own)):
             raise UserError(
-                f"the prompt's caches lie in memory of {row.device}, this build's in that of "
+                f"the prompt's caches are in memory of {row.device}, this build's in that of "
                 f"{device}",
                 "run prefill and decode on devices of one kind",
             )
@@ -189,8 +186,19 @@ def digest_of(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.model_dump_json(exclude={"engines"}).encode()).hexdigest()
 
 
+def row_states(manifest: Manifest) -> list[TensorSpec]:
+    """The states of which a parked row consists, of a build with a graph that extends rows."""
+    found = (entry for name, entry in manifest.graphs.items() if graph_of(name).kind.extends_rows)
+    return row_inputs(next(found))
+
+
+def row_inputs(entry: GraphEntry) -> list[TensorSpec]:
+    """The inputs of a graph that are part of a row: an output takes the place of each."""
+    return [spec for spec in entry.inputs if names.present_of(spec.name) != spec.name]
+
+
 def device_of(buffers: Sequence[Buffer]) -> Device:
-    """Where caches lie: those of a GPU have no host's side."""
+    """The device that has these caches: those of a GPU have no host's side."""
     return "cpu" if all(buffer.array is not None for buffer in buffers) else "cuda"
 
 
@@ -207,7 +215,7 @@ def _require_same(given: Sequence[Buffer], own: Sequence[Buffer]) -> None:
     if len(given) != len(own):
         raise UserError(f"the prompt has {len(given)} caches, this build {len(own)}", SAME_BUILD)
     for theirs, mine in zip(given, own, strict=True):
-        found, expected = _described(theirs), _described(mine)
+        found, expected = _describe(theirs), _describe(mine)
         if found != expected:
             raise UserError(
                 f"the prompt's cache is {found}, this build's is {expected}", SAME_BUILD
@@ -219,5 +227,5 @@ def _require_same(given: Sequence[Buffer], own: Sequence[Buffer]) -> None:
             )
 
 
-def _described(buffer: Buffer) -> str:
+def _describe(buffer: Buffer) -> str:
     return f"{buffer.name} {buffer.dtype} {list(buffer.shape)}"

@@ -21,7 +21,7 @@ Part = tuple[Value, Value, Value | None]
 """Keys, values, and the bias of their scores."""
 
 HIDDEN = -60_000.0
-"""Added to hidden scores. fp16 has it; the softmax of a row that sees nothing is no NaN."""
+"""Added to hidden scores. fp16 has it; the softmax of a row that sees nothing is not NaN."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ class CacheOperators:
         *,
         causal: bool,
     ) -> Sequence[Part]:
-        """What attention to written caches reads: the caches as they were, and the new states."""
+        """The parts that attention reads: written caches as they were, and the new states."""
         start = keys.start
         rows, slots, count = size(query, 2), size(keys.past, 2), size(keys.states, 2)
         if causal and rows == count and self._dynamic and size(query, 0) == 1:
             # Its rows are the last valid cache slots, and all before them are seen.
             bias = self._chunk_bias(query, mask, start, rows, slots)
-            key, value = (self._followed(one.past, one.states, start) for one in (keys, values))
+            key, value = (self._append(one.past, one.states, start) for one in (keys, values))
             return [(key, value, bias)]
         whole = self._bias(query, mask, valid, rows, slots, causal=causal)
         before, after = self._split(query, whole, start, rows, slots, count)
@@ -103,7 +103,7 @@ class CacheOperators:
         scale = node.get_attribute("scale", 0.0) or width**-0.5
         softcap = node.get_attribute("softcap", 0.0)
         folded = op.reshape(query, ints(batch, kv_heads, group * rows, width), False)
-        biases = [self._folded(bias, kv_heads, group, rows) for *_, bias in parts]
+        biases = [self._fold(bias, kv_heads, group, rows) for *_, bias in parts]
         scaled = op.multiply(folded, scalar(scale, query))
         if len(parts) == 1 and not softcap:
             ((key, value, _),) = parts
@@ -116,7 +116,7 @@ class CacheOperators:
                 for (key, *_), bias in zip(parts, biases, strict=True)
             ]
             shares = op.softmax(op.concat(scores, -1), -1)
-            out = _weighted(shares, [value for _, value, _ in parts])
+            out = _weighted_sum(shares, [value for _, value, _ in parts])
         width = size(parts[0][1], 3)
         return [op.reshape(out, ints(batch, heads, rows, width), False).output(0)]
 
@@ -130,14 +130,14 @@ class CacheOperators:
         *,
         causal: bool,
     ) -> Value | None:
-        """What is added to scores: [B,1 or H,rows,slots]. None: nothing is hidden."""
+        """The summand of scores: [B,1 or H,rows,slots]. None: nothing is hidden."""
         key = "bias", identity(mask), identity(valid), rows, slots, causal, query.get_element_type()
         return self._share(key, lambda: _bias(query, mask, valid, rows, slots, causal))
 
     def _chunk_bias(
         self, query: Value, mask: Value | None, start: Value, rows: int, slots: int
     ) -> Value:
-        """Of rows that follow `start` positions, to these and to themselves."""
+        """The bias of rows that follow `start` positions, to these and to themselves."""
 
         def make() -> Value:
             ahead = np.triu(np.full((1, 1, rows, rows), HIDDEN, np.float32), 1)
@@ -172,7 +172,7 @@ class CacheOperators:
             after = self._share(("after", *key), lambda: _columns(bias, start, count))
         return self._share(("before", *key), before), after
 
-    def _folded(self, bias: Value | None, kv_heads: int, group: int, rows: int) -> Value | None:
+    def _fold(self, bias: Value | None, kv_heads: int, group: int, rows: int) -> Value | None:
         """The bias of folded rows."""
         if bias is None or group == 1 or (rows == 1 and size(bias, 1) == 1):
             return bias
@@ -184,7 +184,7 @@ class CacheOperators:
 
         return self._share(("folded", identity(bias), group), make)
 
-    def _followed(self, past: Value, new: Value, start: Value) -> Value:
+    def _append(self, past: Value, new: Value, start: Value) -> Value:
         """The first `start` states of a cache, and new ones: [1,H,start + C,D].
 
         Joined as [H,T,D]: four dimensions OpenVINO takes for an image's, whose channels it would
@@ -252,7 +252,7 @@ def _scores(query: Value, key: Value, bias: Value | None, softcap: float) -> Val
     return scores if bias is None else op.add(scores, bias)
 
 
-def _weighted(shares: Value, values: Sequence[Value]) -> Value:
+def _weighted_sum(shares: Value, values: Sequence[Value]) -> Value:
     """The sum of values in several places, by their shares."""
     if len(values) == 1:  # whose number may be computed
         return op.matmul(shares, values[0], False, False)

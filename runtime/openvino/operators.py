@@ -35,7 +35,7 @@ def size(value: Value, axis: int) -> int:
 
 
 def identity(value: Value | None) -> Any:
-    """What distinguishes a value from others of its graph; None: none."""
+    """A key that distinguishes a value from others of its graph; None of None."""
     return value and (value.get_node().get_name(), value.get_index())
 
 
@@ -48,7 +48,7 @@ def optional(node: Any, at: int) -> Value | None:
 
 
 def _top_k(node: Any) -> list[Value]:
-    """Of equal values the one with the lower index comes first, unless the order is left open."""
+    """Among equal values the lower index comes first, unless the order is left open."""
     if not node.get_attribute("sorted", 1):
         return _top_set(node)
     mode = "max" if node.get_attribute("largest", 1) else "min"
@@ -59,7 +59,7 @@ def _top_k(node: Any) -> list[Value]:
 
 
 def _top_set(node: Any) -> list[Value]:
-    """The highest along the last axis, by index. Of those that equal the lowest, the first."""
+    """The highest along the last axis, by index. The first of those that equal the lowest."""
     values, count = node.get_input(0), _count(node)
     shape = values.get_partial_shape()
     size = shape[len(shape) - 1].get_length()

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,17 @@ import numpy as np
 import openvino as ov
 import openvino.opset16 as op
 
-from snapexport.contract.manifest import REBUILD, GraphEntry, TensorSpec
+from snapexport.contract.manifest import REBUILD, GraphEntry
 from snapexport.errors import UserError, first_line
 from snapexport.files.untrusted import GRAPH_BYTES, read_bytes
+from snapexport.runtime.engine.backend import require_promised
 from snapexport.runtime.openvino.attention import CacheOperators
-from snapexport.runtime.openvino.graph_file import read_model, take_weights
+from snapexport.runtime.openvino.graph_file import (
+    MappedWeights,
+    WeightSpan,
+    read_model,
+    take_weights,
+)
 from snapexport.runtime.openvino.operators import (
     TOP_K,
     IntegerProducts,
@@ -24,7 +30,6 @@ from snapexport.runtime.openvino.operators import (
     identity,
     ints,
 )
-from snapexport.runtime.openvino.weights import MappedWeights, WeightSpan
 
 _PLACES = "Exception from", "Check '", "FrontEnd API failed", "Model wasn't fully", "--"
 """How lines of OpenVINO's messages begin that say where, and not why."""
@@ -38,7 +43,7 @@ Kind = tuple[tuple[int, ...], np.dtype[Any]]
 
 @dataclass(frozen=True)
 class HostWrite:
-    """What the host writes into a cache: the numbers of the outputs that have it.
+    """A write of the host's into a cache, by the numbers of the outputs that have its parts.
 
     states: new keys or values, [B,H,C,D]. start: their first cache slot in each row, int64 [B].
     """
@@ -49,7 +54,7 @@ class HostWrite:
 
 @dataclass(frozen=True)
 class Read:
-    """What is known of a graph after its model was compiled and let go of, with its weights.
+    """A graph's inputs and outputs, known after its model and weights were let go of.
 
     inputs: names of those that it reads. outputs: in OpenVINO's order, by the file's names; None:
     the host writes it into caches. writes: by the file's outputs that it has no more.
@@ -74,7 +79,7 @@ def read_graph(
         spans = take_weights(file.graph, path.parent)
     except (ValueError, KeyError, IndexError, RecursionError) as error:
         raise UserError(
-            f"{path} is no graph of this target: {first_line(error)}", REBUILD
+            f"{path} is not a graph of this target: {first_line(error)}", REBUILD
         ) from None
     core, caches = ov.Core(), CacheOperators(dynamic=dynamic)
     products = IntegerProducts(lambda name: weights.bytes_of(spans[name]))
@@ -91,9 +96,11 @@ def read_graph(
     outputs = list(zip(names, map(_kind, model.outputs), strict=True))
     # OpenVINO drops an input that nothing reads.
     read = [one for one in entry.inputs if one.name in inputs or one.name not in named]
-    _check(path.name, "inputs", read, inputs)
     kept = [one for one in entry.outputs if one.name not in writes]
-    _check(path.name, "outputs", kept, {name: kind for name, kind in outputs if name})
+    found = inputs | {name: kind for name, kind in outputs if name}
+    promised = [one for one in (*read, *kept) if one.name in found]
+    described = {one.name: _describe(found[one.name]) for one in promised}
+    require_promised(path.name, (*read, *kept), described)
     if dynamic:
         _lend_inputs(model)
     return model, Read(frozenset(inputs), outputs, writes)
@@ -143,20 +150,13 @@ def _lend_inputs(model: Any) -> None:
     model.validate_nodes_and_infer_types()
 
 
+def _describe(kind: Kind) -> tuple[str, list[int]]:
+    shape, dtype = kind
+    return str(dtype), list(shape)
+
+
 def _kind(port: Any) -> Kind:
     return tuple(port.get_shape()), np.dtype(port.get_element_type().to_dtype())
-
-
-def _check(file: str, kind: str, promised: Iterable[TensorSpec], found: Mapping[str, Kind]) -> None:
-    """Raise UserError for what the manifest says otherwise."""
-    for spec in promised:
-        expected = tuple(spec.shape), np.dtype(spec.dtype)
-        if found.get(spec.name) != expected:
-            raise UserError(
-                f"{file} has {found.get(spec.name)} among its {kind} for '{spec.name}', "
-                f"the manifest says {expected}",
-                REBUILD,
-            )
 
 
 def _put_weights(model: Any, weights: MappedWeights, spans: Mapping[str, WeightSpan]) -> None:

@@ -13,11 +13,14 @@ import numpy as np
 
 from snapexport.contract.manifest import REBUILD, GraphEntry, TensorSpec
 from snapexport.errors import UserError, first_line, needs_extra
-from snapexport.runtime.engine.backend import Buffers, GraphError, Work, require_threads
+from snapexport.runtime.engine.backend import (
+    Buffers,
+    GraphError,
+    Work,
+    require_promised,
+    require_threads,
+)
 from snapexport.runtime.ort.devices import Cpu, Device
-
-with needs_extra("cpu"):
-    import onnxruntime as ort
 
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
 
@@ -54,8 +57,9 @@ class Session:
         self._device = device
         options = session_options(threads, prepack, device.settings)
         self._session, self.captured = _open(path, options, device, captures)
-        _check(path.name, "inputs", entry.inputs, self._session.get_inputs())
-        _check(path.name, "outputs", entry.outputs, self._session.get_outputs())
+        nodes = (*self._session.get_inputs(), *self._session.get_outputs())
+        found = {node.name: (_numpy_name(node.type), node.shape) for node in nodes}
+        require_promised(path.name, (*entry.inputs, *entry.outputs), found)
 
     def bind(self, buffers: Buffers) -> Work:
         """Tie every input and output to the buffer of its name."""
@@ -115,7 +119,7 @@ def _read_by_the_cpu(session: Any, device: str) -> set[str]:
 def session_options(threads: int | None, prepack: bool, settings: Mapping[str, str]) -> Any:
     """Return the options of every session. threads: None for one a core. settings: a device's."""
     require_threads(threads)
-    options = ort.SessionOptions()
+    options = _library().SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
     # A waiting thread spins for as long as it takes to wake one up, then sleeps. Endless spinning
@@ -129,7 +133,7 @@ def session_options(threads: int | None, prepack: bool, settings: Mapping[str, s
 
 def version() -> str:
     """ONNX Runtime's version."""
-    return str(ort.__version__)
+    return str(_library().__version__)
 
 
 def saved_optimized(path: Path, target: Path, weights: str) -> None:
@@ -146,6 +150,13 @@ def saved_optimized(path: Path, target: Path, weights: str) -> None:
     options.log_severity_level = _ONLY_ERRORS  # it warns that the file fits only this processor
     device = Cpu()
     _open(path, options, device, captures=False)
+
+
+def _library() -> Any:
+    """ONNX Runtime. Raises UserError where it is not installed."""
+    with needs_extra("cpu"):
+        import onnxruntime
+    return onnxruntime
 
 
 def _open(path: Path, options: Any, device: Device, captures: bool) -> tuple[Any, bool]:
@@ -165,7 +176,7 @@ def _open(path: Path, options: Any, device: Device, captures: bool) -> tuple[Any
 
 def _session(path: Path, options: Any, device: Device, captures: bool) -> Any:
     name, settings = device.provider(captures)
-    session = ort.InferenceSession(
+    session = _library().InferenceSession(
         path,
         options,
         providers=[(name, settings)],
@@ -178,18 +189,6 @@ def _session(path: Path, options: Any, device: Device, captures: bool) -> Any:
             "pip install --force-reinstall 'snapexport[gpu]', and see what `nvidia-smi` says",
         )
     return session
-
-
-def _check(file: str, kind: str, promised: list[TensorSpec], actual: list[Any]) -> None:
-    expected = {spec.name: (spec.dtype, spec.shape) for spec in promised}
-    found = {node.name: (_numpy_name(node.type), node.shape) for node in actual}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise UserError(
-                f"{file} has {found.get(name)} among its {kind} for '{name}', "
-                f"the manifest says {expected.get(name)}",
-                REBUILD,
-            )
 
 
 def _numpy_name(onnx_type: str) -> str:

@@ -10,7 +10,7 @@ import atexit
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,15 +20,16 @@ from snapexport.errors import UserError, needs_extra
 from snapexport.runtime.ranks.executor import RankExecutor
 
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
-"""Variables in which MPICH and Open MPI tell a process how many there are."""
+"""Variables in which MPICH and Open MPI say how many processes there are."""
 
-Call = tuple[str, tuple[Any, ...]]
+Call = tuple[str, Sequence[Any], Mapping[str, Any]]
+"""A method of the executor, and its arguments."""
 
 
 def processes() -> int:
     """How many processes an MPI launcher has started; 1: none has."""
-    told = [os.environ[name] for name in _SIZES if name in os.environ]
-    return int(told[0]) if told and told[0].isdecimal() else 1
+    found = [os.environ[name] for name in _SIZES if name in os.environ]
+    return int(found[0]) if found and found[0].isdecimal() else 1
 
 
 class Mpi:
@@ -55,11 +56,11 @@ class Mpi:
         part[...] = total
 
     def all_gather(self, part: NDArray[Any], parts: NDArray[Any]) -> None:
-        """By bytes: MPI does not know all types."""
+        """Gather bytes: MPI does not know all types."""
         self._world.Allgather(_bytes_of(part), _bytes_of(parts))
 
     def all_to_all(self, parts: NDArray[Any]) -> None:
-        """By bytes, in place."""
+        """Exchange bytes, in place."""
         given = parts.copy()
         self._world.Alltoall(_bytes_of(given), _bytes_of(parts))
 
@@ -70,12 +71,12 @@ class Mpi:
         elif self.rank == target:
             self._world.Recv(_bytes_of(array), source=source)
 
-    def call(self, name: str, arguments: Sequence[Any]) -> None:
-        """Tell the others to do what this rank does now."""
-        self._world.bcast((name, tuple(arguments)), root=0)
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Make the others do what this rank does now."""
+        self._world.bcast((name, args, kwargs), root=0)
 
     def next_call(self) -> Call | None:
-        """What the first rank does next; None: it ends."""
+        """The next call of the first rank; None: it ends."""
         call: Call | None = self._world.bcast(None, root=0)
         return call
 
@@ -112,12 +113,12 @@ class Ending:
 
 
 def follow(side: Mpi, opened: Callable[[], RankExecutor]) -> NoReturn:
-    """Do what the first rank tells, then end this process."""
+    """Do what the first rank does, then end this process."""
     try:
         executor = opened()
         while call := side.next_call():
-            name, arguments = call
-            getattr(executor, name)(*arguments)
+            name, args, kwargs = call
+            getattr(executor, name)(*args, **kwargs)
     except BaseException as error:
         side.abort(error)
     raise SystemExit(0)

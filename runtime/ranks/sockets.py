@@ -1,15 +1,15 @@
 """Exchanges tensors and calls between processes of one machine, through the first rank.
 
 Each other rank has a pair of connected sockets with the first one: no address is listened on. A
-rank that ends closes its socket, which ends whoever waits for it. One that hangs ends them after
-`SILENT_SECONDS`: all ranks do the same work between two tensors. Sums are made by the first rank
-alone, in the order of the ranks, so all ranks have the same bits.
+rank that ends closes its socket, which ends the ranks that wait for it. One that hangs ends them
+after `SILENT_SECONDS`: all ranks do the same work between two tensors. Only the first rank adds up,
+in the order of the ranks, so all ranks have the same bits.
 """
 
 import pickle
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ _HEADER = struct.Struct("<cQ")
 TENSOR, CALL, READY, FAILED = b"T", b"C", b"R", b"F"
 
 SILENT_SECONDS = 300.0
-"""How long a rank may be waited for amid a call. Between calls, and until it is loaded: forever."""
+"""Longest wait for a rank within a call. Between calls, and until it is loaded, it has no limit."""
 
 
 class Link:
@@ -75,7 +75,7 @@ class Link:
         return int(nbytes)
 
     def _reason(self) -> DeviceError:
-        """Why nothing can be sent: what the other side told before it ended, if it did."""
+        """Why nothing can be sent: what the other side said before it ended, if it did."""
         try:
             self._begin(FAILED)
         except DeviceError as error:
@@ -154,9 +154,9 @@ class First:
         if target:
             self.links[target - 1].send_array(passing)
 
-    def call(self, name: str, arguments: Sequence[Any]) -> None:
-        """Tell the others to do what this rank does now."""
-        data = pickle.dumps((name, tuple(arguments)))
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Make the others do what this rank does now."""
+        data = pickle.dumps((name, args, kwargs))
         for link in self.links:
             link.send(CALL, data)
 
@@ -190,7 +190,7 @@ class Other:
         elif self.rank == target:
             self.link.receive_array(array)
 
-    def next_call(self) -> tuple[str, tuple[Any, ...]]:
-        """What the first rank does next. It is this process's parent, so its pickles are ours."""
-        name, arguments = pickle.loads(self.link.receive(CALL))
-        return name, arguments
+    def next_call(self) -> tuple[str, Sequence[Any], Mapping[str, Any]]:
+        """The next call of the first rank, which is this process's parent: its pickles are ours."""
+        name, args, kwargs = pickle.loads(self.link.receive(CALL))
+        return name, args, kwargs

@@ -7,14 +7,11 @@ from typing import Literal
 from snapexport.contract.build_directory import Build
 from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import Role
-from snapexport.runtime.engine.open_executor import BackendName, open_executor
-from snapexport.runtime.engine.openvino_options import Device, Precision
-from snapexport.runtime.engine.parking import row_states
-from snapexport.runtime.engine.rows import digest_of
-from snapexport.runtime.requests.parked_rows import ParkedRows
-from snapexport.runtime.requests.row_files import DEFAULT_BYTES, RowFiles
+from snapexport.runtime.engine.open_executor import BackendName, Device, Precision, open_executor
+from snapexport.runtime.engine.rows import digest_of, row_states
+from snapexport.runtime.requests.parked_rows import DEFAULT_BYTES, ParkedRows, RowFiles
 
 _PARKING = "parked_rows", "parked_dir"
 
@@ -34,10 +31,10 @@ class LLMConfig:
     role: "prefill" and "decode" take only requests that hand a prompt over, or that were handed
     over.
 
-    Of a build with --tokens-per-step: speculates guesses further tokens from the prompt and the
+    Where a step may take several tokens, speculates guesses further tokens from the prompt and the
     output, and checks them together where that is faster. The output stays the same.
 
-    Of a build with extend.onnx: prefill "blocks" takes all prompts block by block onto a compressed
+    Where a graph extends rows, prefill "blocks" takes all prompts block by block onto a compressed
     row, in memory that does not grow with them, up to the model's own positions. parked_rows: how
     many prompts' rows are kept for prompts that begin with them, as the turns of a conversation do.
     A turn then costs its own tokens. compress_every: tokens of an output after which what left the
@@ -71,7 +68,7 @@ class LLMConfig:
         """Whether blocks follow rows that were filled before."""
         return bool(self.parked_rows or self.compress_every)
 
-    def open(self, build: Build) -> BatchExecutor:
+    def open(self, build: Build) -> Executor:
         """Load a build. Raises UserError."""
         build.require_run(**{field.name: getattr(self, field.name) for field in fields(self)})
         return open_executor(

@@ -9,8 +9,8 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
+from snapexport.runtime.engine.bound_graph import Prediction
 from snapexport.runtime.engine.limits import Limits
-from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.engine.rows import Row
 from snapexport.runtime.requests.processors import Answer, process_logits, processors_of
 from snapexport.runtime.requests.request import (
@@ -70,7 +70,8 @@ class Generation:
         """Tokens after the prompt, given or chosen."""
         self._rng = generator(self._params)
         self._processors = processors_of(Answer(request, self._params, self._end_tokens))
-        self._text = NoText() if tokenizer is None else _text_stream(tokenizer, self._params)
+        stop, skips = self._params.stop, self._params.skip_special_tokens
+        self._text = TextStream(tokenizer, stop, skips) if tokenizer else NoText()
         self._known = len(request.prompt_token_ids)
         self._count = 0
 
@@ -115,7 +116,7 @@ class Generation:
     @property
     def room(self) -> int:
         """Tokens to draft at the most: not past its end, nor past where its row is extended."""
-        room = min(self._limits.tokens_per_step, self._limits.positions - self.position) - 1
+        room = min(self._limits.step_tokens, self._limits.positions - self.position) - 1
         if self.row:
             room = min(room, self._compress_every - self._fresh_tokens - 1)
         return room if self._continuation else min(room, self._params.max_tokens - self._count - 1)
@@ -183,7 +184,3 @@ class Generation:
     def _is_full(self) -> bool:
         most = 1 if self.hands_over else self._params.max_tokens
         return self._count == most or self.position >= self._limits.positions
-
-
-def _text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
-    return TextStream(tokenizer, params.stop, params.skip_special_tokens)

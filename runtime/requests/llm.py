@@ -4,6 +4,7 @@ Hands each caller its requests' deltas. Knows neither a step's work (loop.py) no
 prompt is (prompts.py). Not thread-safe.
 """
 
+import importlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
@@ -15,12 +16,11 @@ from tokenizers import Tokenizer
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.method import MakeDrafter
 from snapexport.runtime.requests import prompts as prompts_module
 from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.loop import Loop
-from snapexport.runtime.requests.on_demand import Chats, Grammars, make_grammars, open_chats
 from snapexport.runtime.requests.parked_rows import ParkedRows
 from snapexport.runtime.requests.prompts import (
     Continuations,
@@ -39,6 +39,12 @@ from snapexport.runtime.requests.request import (
 )
 
 _DEFAULTS = LLMConfig()
+
+_ON_DEMAND = {
+    "chats": ("snapexport.runtime.chat.chat_prompts", "ChatPrompts"),
+    "grammars": ("snapexport.runtime.requests.grammars.grammar", "Grammars"),
+}
+"""What only some requests need, and is imported when the first of them comes: module and class."""
 
 
 class LLM:
@@ -63,7 +69,7 @@ class LLM:
     @classmethod
     def from_executor(
         cls,
-        executor: BatchExecutor,
+        executor: Executor,
         tokenizer: Tokenizer | None = None,
         max_num_batched_tokens: int | None = None,
         drafters: Sequence[MakeDrafter] | None = None,
@@ -79,7 +85,7 @@ class LLM:
 
     def _set_up(
         self,
-        executor: BatchExecutor,
+        executor: Executor,
         tokenizer: Tokenizer | None,
         config: LLMConfig,
         parked: ParkedRows | None = None,
@@ -92,7 +98,7 @@ class LLM:
             executor,
             tokenizer,
             config.max_num_batched_tokens,
-            [made for make in drafting if config.speculates and (made := make(executor))],
+            [made for make in drafting if config.speculates and (made := make(executor.drafts))],
             parked,
             config.compress_every,
         )
@@ -112,11 +118,11 @@ class LLM:
         continuations: for each prompt, text or token ids between it and the completion. They are
         fed through decode after the prompt was compressed, so that the vote can't consider them: as
         when a question arrives after its document. session: any name of a conversation; a prompt
-        goes on from parked rows of the same session alone. Raises UserError for bad input, before
+        goes on from parked rows of the same session only. Raises UserError for bad input, before
         anything is queued, and the executor's exception if it fails.
         """
         requests = self._of_session(session, self._read(prompts, params, continuations))
-        return [_joined(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+        return [_completion(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt]
@@ -127,7 +133,7 @@ class LLM:
         """
         limits = self.executor.limits
         requests = prompts_module.read_scored(prompts, continuations, self.tokenizer, limits)
-        return [_scored(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+        return [_score(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
     def chat(
         self,
@@ -151,7 +157,7 @@ class LLM:
             self.read_chat(one, own, chat_template_kwargs, tools=tools, session=session)
             for one, own in zip(each, how, strict=True)
         ]
-        return [_joined(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+        return [_completion(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
     def stream(
         self,
@@ -178,7 +184,7 @@ class LLM:
     ) -> Request:
         """Check one conversation, for a later `submit` or `stream`. Raises like `chat`."""
         params = params or SamplingParams()
-        request = self._chats.request(
+        request: Request = self._chats.request(
             messages, params, chat_template_kwargs, tools, parks=self.parks
         )
         (request,) = self._of_session(session, [self.constrained(request)])
@@ -233,27 +239,28 @@ class LLM:
 
     def release(self, request_id: int) -> None:
         """Free the batch slot of a request that handed its row over: somebody has copied it."""
-        self._loop.release(request_id)
+        self._loop.scheduler.finish(request_id)
 
     def close(self) -> None:
         """Wait until all parked rows are written, and free the executor's memory."""
-        self._loop.close()
+        if self._loop.parked:
+            self._loop.parked.close()
         self.executor.close()
 
     @property
     def busy(self) -> bool:
         """Whether a step would do anything, or has deltas to return."""
-        return self._loop.busy or bool(self._outbox)
+        return self._loop.scheduler.busy or bool(self._outbox)
 
     @property
     def parks(self) -> bool:
         """Whether rows of prompts are kept for later prompts."""
-        return self._loop.parks
+        return self._loop.parked is not None
 
     @property
     def waiting(self) -> frozenset[int]:
         """Requests that have no batch slot yet."""
-        return self._loop.waiting
+        return self._loop.scheduler.waiting
 
     def prefilled(self, request_id: int) -> int:
         """Prompt tokens of a request that are prefilled; 0 while it waits, or once it ended."""
@@ -262,7 +269,7 @@ class LLM:
     @property
     def slots_used(self) -> int:
         """Batch slots in use, of `max_num_seqs`."""
-        return self._loop.slots_used
+        return self._loop.scheduler.slots_used
 
     @property
     def max_num_seqs(self) -> int:
@@ -270,14 +277,16 @@ class LLM:
         return self.executor.limits.batch
 
     @cached_property
-    def _chats(self) -> Chats:
+    def _chats(self) -> Any:
+        """The build's `ChatPrompts`. Raises UserError."""
         if self._directory is None:
             raise UserError("an LLM on an executor has no chat template", "use LLM(build_dir)")
-        return open_chats(self._directory, self.tokenizer, self.executor.limits)
+        return _on_demand("chats").open(self._directory, self.tokenizer, self.executor.limits)
 
     @cached_property
-    def _grammars(self) -> Grammars:
-        return make_grammars(self.tokenizer, self.executor.limits.vocab_size)
+    def _grammars(self) -> Any:
+        """The tokenizer's `Grammars`."""
+        return _on_demand("grammars")(self.tokenizer, self.executor.limits.vocab_size)
 
     def _read(
         self,
@@ -290,7 +299,7 @@ class LLM:
         return [self.constrained(request) for request in requests]
 
     def _of_session(self, session: str, requests: Sequence[Request]) -> list[Request]:
-        if session and not self._loop.parks:
+        if session and not self.parks:
             raise UserError(
                 "a session needs parked rows", "open the LLM with parked_rows=1 or more"
             )
@@ -341,7 +350,12 @@ class LLM:
         self._boxes.get(delta.request_id, self._outbox).append(delta)
 
 
-def _joined(request: Request, deltas: Sequence[OutputDelta]) -> Completion:
+def _on_demand(name: str) -> Any:
+    module, kind = _ON_DEMAND[name]
+    return getattr(importlib.import_module(module), kind)
+
+
+def _completion(request: Request, deltas: Sequence[OutputDelta]) -> Completion:
     tokens = tuple(token for delta in deltas for token in delta.token_ids)
     text = "".join(delta.text for delta in deltas)
     logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
@@ -352,7 +366,7 @@ def _joined(request: Request, deltas: Sequence[OutputDelta]) -> Completion:
     return Completion(request.prompt_token_ids, text, tokens, reason, logprobs, drafted, accepted)
 
 
-def _scored(request: Request, deltas: Sequence[OutputDelta]) -> Score:
+def _score(request: Request, deltas: Sequence[OutputDelta]) -> Score:
     scores = [delta.score for delta in deltas if delta.score is not None]
     return Score(
         request.continuation[: len(scores)],

@@ -14,24 +14,25 @@ from tokenizers import Tokenizer
 from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.pieces import Piece, pieces
 from snapexport.errors import UserError
-from snapexport.runtime.engine.batch_executor import BatchExecutor
-from snapexport.runtime.engine.predictions import Prediction, Predictions
+from snapexport.runtime.engine.bound_graph import Prediction, Predictions
+from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.rows import Row
-from snapexport.runtime.requests.drafters.drafter import Draft, Drafter, StepInputs
-from snapexport.runtime.requests.drafters.speculation import Speculation
 from snapexport.runtime.requests.generation import Generation
-from snapexport.runtime.requests.parked_row import ParkedRow
-from snapexport.runtime.requests.parked_rows import ParkedRows
+from snapexport.runtime.requests.parked_rows import ParkedRow, ParkedRows
 from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.runtime.requests.scheduler import Schedule, Scheduler, Work
+from snapexport.runtime.requests.speculation import Draft, Drafter, Speculation, StepInputs
 
 
 class Loop:
-    """Requests on one executor. A request is live from `submit` to its last delta."""
+    """Requests on one executor. A request is live from `submit` to its last delta.
+
+    scheduler: knows which of them wait. parked: rows that are kept for later prompts, if any are.
+    """
 
     def __init__(
         self,
-        executor: BatchExecutor,
+        executor: Executor,
         tokenizer: Tokenizer | None,
         max_num_batched_tokens: int | None,
         drafters: Sequence[Drafter] = (),
@@ -46,10 +47,10 @@ class Loop:
         self._executor = executor
         self._tokenizer = tokenizer
         limits = self._limits = executor.limits
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             limits.batch, limits.prefill_chunk, max_num_batched_tokens, limits.decode_batches
         )
-        self._parked = parked
+        self.parked = parked
         self._speculation = Speculation(limits, drafters)
         self._compress_every = compress_every
         self._live: dict[int, Generation] = {}
@@ -62,7 +63,7 @@ class Loop:
         live = Generation(request_id, request, self._limits, self._tokenizer, self._compress_every)
         self._live[request_id] = live
         if request.prefilled:
-            self._scheduler.add_prefilled(request_id)
+            self.scheduler.add_prefilled(request_id)
         else:
             self._add(request_id, live)
         return request_id
@@ -73,10 +74,10 @@ class Loop:
         too_long = prefill.is_too_long(len(prompt))
         # A row that saves no chunk is worse than prefill, which sees all of the prompt.
         least = 1 if too_long else prefill.least_row(len(prompt))
-        if self._parked and (found := self._parked.find(prompt, least, live.session)):
+        if self.parked and (found := self.parked.find(prompt, least, live.session)):
             live.begins_with, live.prefilled = found.row, len(found.token_ids)
         live.cached_tokens = live.prefilled
-        self._scheduler.add(request_id, self._pieces(live))
+        self.scheduler.add(request_id, self._pieces(live))
 
     def _pieces(self, live: Generation) -> Sequence[Piece]:
         """The prompt's work: at once, or in two parts with a row to park between them."""
@@ -84,7 +85,7 @@ class Loop:
         found: tuple[Piece, ...] = ()
         if live.park_at < prefill.chunk:  # a row that may save no chunk is not worth a block
             live.park_at = 0
-        if self._parked and done < live.park_at < len(prompt):
+        if self.parked and done < live.park_at < len(prompt):
             live.cached_token_ids = prompt[: live.park_at]
             onto_row = done > 0 or prefill.is_too_long(live.park_at)
             found = pieces(live.park_at, done, prefill, onto_row=onto_row)
@@ -101,11 +102,10 @@ class Loop:
                 "tensor_parallel": self._limits.ranks,
             }
         )
-        rows = self._executor.rows
-        if request.prefilled is None or rows is None:
+        if request.prefilled is None:
             return
         row, length = request.prefilled.row, len(request.prompt_token_ids)
-        rows.require_fits(row)
+        self._executor.rows.require_fits(row)
         if not row.prompt_length == row.next_position == length:
             raise UserError(
                 f"the row holds {row.next_position} positions, the request's prompt {length}",
@@ -128,7 +128,7 @@ class Loop:
         """
         if self._compress_every:
             self._extend_rows()
-        schedule = self._scheduler.schedule()
+        schedule = self.scheduler.schedule()
         deltas = self._decode(schedule)
         deltas += [self._adopt(request_id, slot) for request_id, slot in schedule.adopt.items()]
         for work in schedule.prefill:
@@ -147,40 +147,11 @@ class Loop:
                 live.extend_row()
                 length = len(live.cached_token_ids)
                 work = pieces(length, done, self._limits.prefill, onto_row=True)
-                self._scheduler.extend(request_id, work)
-
-    def close(self) -> None:
-        """Wait until all parked rows are written to their files."""
-        if self._parked:
-            self._parked.close()
-
-    def release(self, request_id: int) -> None:
-        """Free the batch slot of a request that handed its row over."""
-        self._scheduler.finish(request_id)
+                self.scheduler.extend(request_id, work)
 
     def prefilled(self, request_id: int) -> int:
         """Prompt tokens of a request that are prefilled; 0 while it waits, or once it ended."""
         return live.prefilled if (live := self._live.get(request_id)) else 0
-
-    @property
-    def parks(self) -> bool:
-        """Whether rows are kept for later prompts."""
-        return self._parked is not None
-
-    @property
-    def busy(self) -> bool:
-        """Whether a step would do anything."""
-        return self._scheduler.busy
-
-    @property
-    def waiting(self) -> frozenset[int]:
-        """Live requests without a batch slot."""
-        return self._scheduler.waiting
-
-    @property
-    def slots_used(self) -> int:
-        """Batch slots held by live requests."""
-        return self._scheduler.slots_used
 
     def _decode(self, schedule: Schedule) -> list[OutputDelta]:
         slots = schedule.decode
@@ -210,7 +181,7 @@ class Loop:
         """One step. drafts: to be checked; none for a step of one token."""
         tokens = step.input_ids
         if drafts:
-            tokens = np.zeros((len(tokens), self._limits.tokens_per_step), np.int64)
+            tokens = np.zeros((len(tokens), self._limits.step_tokens), np.int64)
             tokens[:, 0] = step.input_ids
             for request_id, slot in step.slots.items():
                 draft = drafts[request_id].tokens
@@ -221,7 +192,7 @@ class Loop:
             )
 
     def _inputs(self, slots: Mapping[int, int]) -> StepInputs:
-        """Of each batch slot up to the last in use."""
+        """The inputs of each batch slot up to the last in use."""
         inputs = np.zeros((3, max(slots.values()) + 1), np.int64)
         temperatures = np.ones(inputs.shape[1], np.float32)
         for request_id, slot in slots.items():
@@ -257,7 +228,7 @@ class Loop:
 
     def _adopt(self, request_id: int, slot: int) -> OutputDelta:
         live = self._live[request_id]
-        assert live.prefilled_elsewhere and self._executor.rows
+        assert live.prefilled_elsewhere
         try:
             self._executor.release(slot)  # the scheduler says that it is free
             self._executor.rows.copy_in(slot, live.prefilled_elsewhere.row)
@@ -298,9 +269,9 @@ class Loop:
         return prediction
 
     def _keep(self, live: Generation, row: Row) -> None:
-        """Keep a copy of a batch slot that was just filled, for whoever goes on from it."""
-        if self._parked and self._parks(live):
-            self._parked.keep(ParkedRow(live.cached_token_ids, row, live.session))
+        """Keep a copy of a batch slot that was just filled, for requests that go on from it."""
+        if self.parked and self._parks(live):
+            self.parked.keep(ParkedRow(live.cached_token_ids, row, live.session))
         if live.is_beginning:
             live.begins_with, live.cached_token_ids = row, live.prompt_token_ids
         elif self._compress_every:
@@ -316,7 +287,7 @@ class Loop:
         of no use to others.
         """
         is_place = live.is_beginning or not live.park_at
-        return self._parked is not None and is_place and len(live.cached_token_ids) > 1
+        return self.parked is not None and is_place and len(live.cached_token_ids) > 1
 
     def _sample(self, request_id: int, slot: int, prediction: Prediction) -> OutputDelta:
         try:
@@ -335,8 +306,7 @@ class Loop:
         """End a request, and keep its batch slot until `release`."""
         del self._live[request_id]
         self._speculation.forget(request_id)
-        self._scheduler.keep(request_id)
-        assert self._executor.rows, "it was asked for before"
+        self.scheduler.keep(request_id)
         return replace(delta, row=self._executor.rows.view(slot))
 
     def _fail(self, request_id: int, slot: int, error: Exception) -> OutputDelta:
@@ -348,5 +318,5 @@ class Loop:
 
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]
-        self._scheduler.finish(request_id)
+        self.scheduler.finish(request_id)
         self._speculation.forget(request_id)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from snapexport.runtime.arrays import Floats, Integers
-from snapexport.runtime.engine.predictions import Logits, Prediction
+from snapexport.runtime.engine.backend import Floats, Integers
+from snapexport.runtime.engine.bound_graph import Logits, Prediction
 from snapexport.runtime.requests.request import Request, SamplingParams
 from snapexport.runtime.requests.structured_outputs import Grammar
 

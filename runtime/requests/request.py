@@ -119,7 +119,7 @@ class SamplingParams:
 
 
 def require_session(session: str) -> str:
-    """The session's name. Raises UserError for one that is no text, or too long."""
+    """The session's name. Raises UserError for one that is not a text, or too long."""
     if not isinstance(session, str) or len(session) > MAX_SESSION_CHARACTERS:
         raise UserError(
             f"session {session!r:.80} cannot be used",
@@ -142,11 +142,11 @@ class Request:
 
     continuation: tokens that follow the prompt. Decode takes them one by one, after the prompt was
     compressed. params None: the request ends with them, and nothing is sampled. prompt_logprobs:
-    each of them has logprobs with so many likeliest tokens, in place of a score. park_at: tokens of
+    each of them has logprobs of this many likeliest tokens, in place of a score. park_at: tokens of
     the prompt after which its row is parked, where rows are; 0: at its end.
     hand_over: end after the first token, and keep the prompt's row for another executor. prefilled:
     a row that another executor handed over; nothing is prefilled here. session: of parked rows,
-    those of the same session alone are used. grammar: of `params.structured_outputs`, compiled.
+    only those of the same session are used. grammar: of `params.structured_outputs`, compiled.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -184,7 +184,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """The output that one step adds to one request. The last delta alone has a finish_reason.
+    """The output that one step adds to one request. Only the last delta has a finish_reason.
 
     A step that takes a token of the request's continuation gives its score or its logprobs, and no
     text or token. logprobs: one for each token if the parameters want them. exception: the
@@ -250,7 +250,7 @@ def _real(value: object, least: float, most: float = sys.float_info.max) -> bool
 
 
 def _bias(values: object) -> dict[int, float] | None:
-    """The bias of each token, within the limits; None if some key or value is no number."""
+    """The bias of each token, within the limits; None if some key or value is not a number."""
     if not isinstance(values, Mapping):
         return None
     if not all(_whole(k, 0) and _real(v, -sys.float_info.max) for k, v in values.items()):

@@ -1,7 +1,7 @@
 """Chooses a token from a prediction: temperature, then min-p, top-k and top-p.
 
 Pure functions of one request's prediction and its own generator: neighbours change nothing. If the
-prediction has top tokens and they are enough, the logits are not read, and the token is the same.
+prediction knows its choices without the logits, these are not read, and the token is the same.
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.runtime.engine.predictions import Logits, Prediction, TopTokens
+from snapexport.runtime.engine.bound_graph import Choices, Logits, Prediction, Sampled, Weights
 from snapexport.runtime.requests.request import SamplingParams, TokenLogprobs, TokenScore
-
-Weights = NDArray[np.float64]
-Choices = tuple[Sequence[int], Weights]
-"""Tokens, ascending, and their weights: proportional to probability, 0 where top-p leaves one out.
-
-Weights are not normalized: a draw doesn't need it, and each pass over a vocabulary takes time."""
 
 _BLOCK = 64
 
@@ -24,17 +18,13 @@ _SAFE = 1e-20, 1e20
 """Least and largest temperature that a graph divides float32 logits by. Beyond them one token has
 all the probability, or all tokens have the same; 0 or infinity would turn some logits into NaN."""
 
-_OFF_BY = 1e-5, 3e-7
-"""Largest error of a float32 log_normalizer: absolute, and relative to the largest logit over the
-temperature. Both are more than three times what was measured with 128,256 tokens."""
-
 
 def generator(params: SamplingParams) -> np.random.Generator:
     """Return the random numbers of one request: its seed's, or the system's if it has none."""
     return np.random.default_rng(params.seed)
 
 
-def graph_temperature(params: SamplingParams) -> float:
+def graph_temperature(params: Sampled) -> float:
     """Return the temperature for a graph's input. A greedy request does not use it."""
     least, most = _SAFE
     return min(max(params.temperature, least), most) if params.temperature else 1.0
@@ -43,22 +33,14 @@ def graph_temperature(params: SamplingParams) -> float:
 def sample(prediction: Prediction, params: SamplingParams, rng: np.random.Generator) -> int:
     """Choose the next token. Draws once from `rng`, or never if greedy."""
     if params.temperature == 0:
-        return _likeliest(prediction)
+        return prediction.likeliest
     tokens, weights = choices(prediction, params)
     return tokens[_draw(weights, rng.random())]
 
 
-def choices(prediction: Prediction, params: SamplingParams) -> Choices:
+def choices(prediction: Prediction, params: Sampled) -> Choices:
     """Return the tokens that may come next, with their weights."""
-    given = prediction.top_tokens
-    found = choices_of_top_tokens(given, params) if given else None
-    return found or choices_of_logits(prediction.logits, params)
-
-
-def _likeliest(prediction: Prediction) -> int:
-    if prediction.top_tokens:
-        return int(prediction.top_tokens.tokens[0])
-    return int(np.argmax(prediction.logits))
+    return prediction.choices(params) or choices_of_logits(prediction.logits, params)
 
 
 def score(logits: Logits, token: int) -> TokenScore:
@@ -87,56 +69,12 @@ def log_softmax(logits: Logits) -> Weights:
     return shifted
 
 
-def choices_of_logits(logits: Logits, params: SamplingParams) -> Choices:
+def choices_of_logits(logits: Logits, params: Sampled) -> Choices:
     """Return the choices of the whole vocabulary: logits [V]."""
     tokens: Sequence[int] = range(len(logits))
     if 0 < params.top_k < len(logits):
         tokens, logits = _top_k(logits, params.top_k)
-    return tokens, _shaped(logits, params)
-
-
-def choices_of_top_tokens(top_tokens: TopTokens, params: SamplingParams) -> Choices | None:
-    """Return the same choices from the top tokens; None if another token may come next."""
-    given = len(top_tokens.tokens)
-    if 0 < params.top_k <= given or _is_below_min_p(top_tokens.logits[-1], top_tokens, params):
-        tokens, logits = _ascending(top_tokens, min(params.top_k or given, given))
-        return tokens, _shaped(logits, params)
-    if params.top_k or params.min_p or params.top_p == 1:
-        return None
-    count = _nucleus(top_tokens, params)
-    if count is None:
-        return None
-    tokens, logits = _ascending(top_tokens, count)
-    return tokens, _weights(logits, params.temperature)
-
-
-def _is_below_min_p(logit: np.float32, top_tokens: TopTokens, params: SamplingParams) -> bool:
-    """Whether a token of this logit is left out, and so are all less likely ones."""
-    if not params.min_p:
-        return False
-    both = np.array([top_tokens.logits[0], logit])
-    return bool(_weights(both, params.temperature)[1] < params.min_p)
-
-
-def _ascending(top_tokens: TopTokens, count: int) -> tuple[list[int], Logits]:
-    """The `count` likeliest tokens, and their logits."""
-    order = np.argsort(top_tokens.tokens[:count])
-    return top_tokens.tokens[order].tolist(), top_tokens.logits[order]
-
-
-def _nucleus(top_tokens: TopTokens, params: SamplingParams) -> int | None:
-    """How many of the likeliest tokens reach top-p; None if that is not certain, or too few do.
-
-    log_normalizer is float32, weights are float64. If its error might let another token in, the
-    whole logits have to be added up.
-    """
-    sums = np.cumsum(_weights(top_tokens.logits, params.temperature))
-    largest = float(top_tokens.logits[0]) / graph_temperature(params)
-    log_sum, off_by = top_tokens.log_normalizer - largest, _OFF_BY[0] + _OFF_BY[1] * abs(largest)
-    with np.errstate(over="ignore"):  # a tiny temperature: the sum may be infinite
-        goals = params.top_p * np.exp([log_sum - off_by, log_sum + off_by])
-    fewest, most = np.searchsorted(sums, goals)
-    return int(most) + 1 if fewest == most < len(sums) else None
+    return tokens, shape(logits, params)
 
 
 def _top_k(logits: Logits, k: int) -> tuple[list[int], Logits]:
@@ -156,15 +94,15 @@ def _top_k(logits: Logits, k: int) -> tuple[list[int], Logits]:
     return tokens.tolist(), logits[tokens]
 
 
-def _shaped(logits: Logits, params: SamplingParams) -> Weights:
+def shape(logits: Logits, params: Sampled) -> Weights:
     """Weights under temperature, min-p and top-p. The largest one is 1."""
-    weights = _weights(logits, params.temperature)
+    weights = weigh(logits, params.temperature)
     if params.min_p:
         weights[weights < params.min_p] = 0.0
     return _top_p(weights, params.top_p) if params.top_p < 1 else weights
 
 
-def _weights(logits: Logits, temperature: float) -> Weights:
+def weigh(logits: Logits, temperature: float) -> Weights:
     """exp((logits - max) / temperature), float64."""
     weights = logits.astype(np.float64)
     weights -= weights.max()

@@ -124,7 +124,7 @@ class Scheduler:
         while (current := self._next()) and (
             self._affords(current.pieces[0]) or not (decode or work)
         ):
-            work += self._taken(current, bool(decode))
+            work += self._take_pieces(current, bool(decode))
         if current is None:
             self._credit = min(0, self._credit)
         return Schedule(moves, decode, tuple(work), adopt)
@@ -212,7 +212,7 @@ class Scheduler:
             self._free.remove(self._prefill.slot)
         return self._prefill
 
-    def _taken(self, current: _Prefill, runs: bool) -> Iterator[Work]:
+    def _take_pieces(self, current: _Prefill, runs: bool) -> Iterator[Work]:
         """The next piece, and those that are joined to it. runs: whether any request does."""
         is_joined = True
         while is_joined:

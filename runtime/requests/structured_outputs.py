@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from snapexport.errors import UserError
-from snapexport.runtime.arrays import Floats
 
 Kind = Literal["json", "regex", "choice", "grammar"]
 
@@ -30,7 +32,7 @@ class Place(Protocol):
     def must_end(self) -> bool:
         """Whether nothing may follow."""
 
-    def bias(self) -> Floats:
+    def bias(self) -> NDArray[np.float32]:
         """For the logits [V]: 0 for tokens that may be next, -inf for others."""
 
     def take(self, token: int) -> None:

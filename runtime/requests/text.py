@@ -71,7 +71,7 @@ class StopStrings:
         return self._release(len(self._held) - self._longest_beginning())
 
     def finish(self) -> str:
-        """The text held back, which was no stop string; empty if one was found."""
+        """The text held back, which was not a stop string; empty if one was found."""
         return "" if self.found else self._release(len(self._held))
 
     def _find(self, stop: str, searched: int) -> int:

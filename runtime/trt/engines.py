@@ -119,7 +119,7 @@ class Engines:
         ):
             engine = self._runtime.deserialize_cuda_engine(content)
         if engine is None:
-            raise self._refused(
+            raise self._refusal(
                 f"TensorRT cannot load {path}",
                 way_out=", or end what else runs on the GPU: each engine copies the weights",
             )
@@ -140,7 +140,7 @@ class Engines:
 
     def _load_plugins(self, library: Path) -> None:
         if self._runtime.get_plugin_registry().load_library(str(library)) is None:
-            raise self._refused(
+            raise self._refusal(
                 f"TensorRT cannot load the plugins of {library}, or has plugins of these names"
             )
 
@@ -152,7 +152,7 @@ class Engines:
         parser = trt.OnnxParserRefitter(refitter, self._logger)
         if not (parser.refit_from_file(str(graph)) and refitter.refit_cuda_engine()):
             problems = [parser.get_error(i).desc() for i in range(parser.num_errors)]
-            raise self._refused(f"TensorRT cannot take the weights from {graph}", problems)
+            raise self._refusal(f"TensorRT cannot take the weights from {graph}", problems)
 
     def _check(self, path: Path, engine: "trt.ICudaEngine", graph: GraphEntry) -> None:
         promised = {spec.name: (spec.dtype, spec.shape) for spec in (*graph.inputs, *graph.outputs)}
@@ -170,9 +170,9 @@ class Engines:
         """Refuse an engine that does not write the caches in place."""
         for present, past in pairs.items():
             if engine.get_aliased_input_tensor(present) != past:
-                raise self._refused(f"{path} does not write '{past}' in place")
+                raise self._refusal(f"{path} does not write '{past}' in place")
 
-    def _refused(self, message: str, problems: Sequence[str] = (), way_out: str = "") -> UserError:
+    def _refusal(self, message: str, problems: Sequence[str] = (), way_out: str = "") -> UserError:
         """An error with TensorRT's last message. way_out: beside making the engine again."""
         reasons = [*problems, *self.errors]
         reason = f": {reasons[-1].strip()}" if reasons else ""

@@ -16,8 +16,10 @@ from snapexport.files.whole import sha256_of
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What engines are tied to. tensorrt: a version of the library `title`. compute_capability:
-    such as "9.0"."""
+    """A machine to which engines are tied.
+
+    tensorrt: a version of the library `title`. compute_capability: such as "9.0".
+    """
 
     tensorrt: str
     compute_capability: str

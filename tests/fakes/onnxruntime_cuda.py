@@ -13,8 +13,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from snapexport.runtime.ort import session
-from snapexport.runtime.ort.cuda import PROVIDER as CUDA
+from snapexport.runtime.ort.devices import PROVIDER as CUDA
 from tests.fakes import cuda
 from tests.fakes.cuda import FakeCuda, WrongUseError
 
@@ -159,6 +158,6 @@ def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeCuda:
     gpu = cuda.install(monkeypatch, **options)
     monkeypatch.setattr(CudaSession, "gpu", gpu, raising=False)
     monkeypatch.setattr(CudaSession, "opened", [], raising=False)
-    monkeypatch.setattr(session.ort, "InferenceSession", CudaSession)
+    monkeypatch.setattr(ort, "InferenceSession", CudaSession)
     monkeypatch.setattr(ort, "get_available_providers", lambda: PROVIDERS)
     return gpu

@@ -93,7 +93,7 @@ class Templates:
     def judge(self, directory: Path) -> tuple[str, str]:
         """As the server renders it: in a process of its own."""
         from snapexport.runtime.chat import chat_template, template_files
-        from snapexport.runtime.chat.template_process import TemplateProcesses
+        from snapexport.runtime.chat.chat_template import TemplateProcesses
 
         config = template_files.read_config(directory)
         template = TemplateProcesses(chat_template.load(directory, config))

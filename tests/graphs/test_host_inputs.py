@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from snapexport.runtime.ort.cuda import Cuda
+from snapexport.runtime.ort.devices import Cuda
 from snapexport.runtime.ort.session import session_options
 from tests.oracle import cases
 from tests.oracle.cases import Case

@@ -17,8 +17,8 @@ from snapexport.contract.pieces import CHUNK, pieces_of
 from snapexport.errors import UserError
 from snapexport.methods.repeat.spec import OVERLAP, repeated_chunk, repeated_starts
 from snapexport.methods.table import voter_of
+from snapexport.runtime.engine.bound_graph import Prediction
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.requests.llm import LLM
 from tests.oracle import cases, masked, pseudo
 from tests.oracle.cases import LOGITS, Case

@@ -14,7 +14,7 @@ import torch
 from snapexport import LLM, SamplingParams
 from snapexport.builder import build as make_build
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.oracle.raw import Array
 
@@ -55,13 +55,13 @@ def full(request: Any, gguf_file: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module", params=["onnxruntime", "openvino"])
-def executor(request: Any, full: Build) -> Iterator[BatchExecutor]:
+def executor(request: Any, full: Build) -> Iterator[Executor]:
     opened = open_executor(full, backend=request.param, baseline=True)
     yield opened
     opened.close()
 
 
-def along(executor: BatchExecutor, text: list[int], length: int) -> Array:
+def along(executor: Executor, text: list[int], length: int) -> Array:
     """The logits after a prompt, and after each of its next tokens."""
     rows = [executor.prefill_prompt(0, text[:length]).logits.copy()]
     for place in range(length, length + STEPS):
@@ -74,7 +74,7 @@ def along(executor: BatchExecutor, text: list[int], length: int) -> Array:
     "length", [1, 8, 129, 1000, pytest.param(4000, marks=SLOW), pytest.param(8000, marks=SLOW)]
 )
 def test_logits_of_the_full_cache_are_those_of_transformers(
-    executor: BatchExecutor, text: list[int], expected: Expected, length: int
+    executor: Executor, text: list[int], expected: Expected, length: int
 ) -> None:
     got = along(executor, text, length)
     np.testing.assert_allclose(got, expected(length), atol=TOLERANCE, rtol=0)

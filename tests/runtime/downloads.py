@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from snapexport.methods.top_tokens.run import TopTokens
 from snapexport.runtime.engine.backend import DeviceError
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.requests.llm import LLM
@@ -39,11 +40,11 @@ def assert_top_tokens_replace_logits(gpu: FakeCuda, executor: Executor) -> None:
     gpu.to_host.clear()
     predictions = executor.decode(zeros + 5, zeros, zeros + 1)
     second, row = predictions[1], 4 * executor.limits.vocab_size
-    assert second.top_tokens
+    assert isinstance(second, TopTokens)
     assert sorted(gpu.to_host) == [4 * BATCH, 4 * BATCH * TOP, 8 * BATCH * TOP]
     logits = second.logits
     assert second.logits is logits and gpu.to_host[3:] == [row]
-    np.testing.assert_array_equal(logits[second.top_tokens.tokens], second.top_tokens.logits)
+    np.testing.assert_array_equal(logits[second.tokens], second.top_logits)
     np.testing.assert_array_equal(predictions.logits[1], logits)
     assert gpu.to_host[4:] == [BATCH * row]
 
@@ -81,6 +82,6 @@ def assert_logits_go_with_the_executor(executor: Executor) -> None:
     zeros = np.zeros(BATCH, np.int64)
     predictions = executor.decode(zeros, zeros, zeros)
     executor.close()
-    assert predictions[0].top_tokens
+    assert isinstance(predictions[0], TopTokens)
     with pytest.raises(DeviceError, match="the executor was closed"):
         _ = predictions[0].logits

@@ -3,7 +3,6 @@
 They are handed in as the built-in ones are, and nothing in the package is edited.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ from snapexport.runtime.engine import executor
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.followers import SlotFollower, Step
 from snapexport.runtime.engine.graph_set import GraphSet
-from snapexport.runtime.engine.loaded import Loaded
+from snapexport.runtime.engine.method import Loaded, MethodRun, runs
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
-from snapexport.runtime.requests.drafters.drafter import Draft, Drafter, StepInputs
-from snapexport.runtime.requests.drafters.payoff import Payoff
 from snapexport.runtime.requests.generation import Generation
+from snapexport.runtime.requests.speculation import Draft, Drafter, Payoff, StepInputs
 from tests.oracle import cases
 from tests.oracle.cases import Case, build_of
 
@@ -29,16 +27,18 @@ PROMPTS = [list(cases.prompt(length, length)) for length in (70, 5, 40, 33)]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
-def executor_of(build: Build, **tables: Any) -> Executor:
+def executor_of(build: Build) -> Executor:
     graphs = GraphSet.of(build, baseline=False)
     backend = OnnxRuntimeBackend(build, graphs, threads=1, prepack=False)
-    return Executor(build.manifest, graphs, backend, **tables)
+    return Executor(build.manifest, graphs, backend)
 
 
-def test_executor_imports_no_single_taker_or_follower() -> None:
-    source = Path(executor.__file__).read_text()
-    imported = set(re.findall(r"^from \S+\.(?:takers|followers)\.(\w+) import", source, re.M))
-    assert imported == {"table", "taker"}
+def add_to_methods(patch: pytest.MonkeyPatch, run: MethodRun) -> None:
+    patch.setattr(executor, "runs", lambda manifest: [*runs(manifest), run])
+
+
+def test_executor_imports_no_method() -> None:
+    assert "snapexport.methods" not in Path(executor.__file__).read_text()
 
 
 def tokens(llm: LLM) -> list[tuple[int, ...]]:
@@ -72,15 +72,18 @@ class ToyFollower(SlotFollower):
         self.counts[target] = self.counts[source]
 
 
-def test_a_toy_follower_hears_of_every_token() -> None:
+def test_a_toy_follower_hears_of_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
     build, made = build_of(Case(decode_batches=(1, 3))), list[ToyFollower]()
+    answers = plain(build)
 
     def make(loaded: Loaded) -> ToyFollower:
         made.append(ToyFollower(loaded.limits.batch))
         return made[0]
 
-    toy = executor_of(build, followers=(make,))
-    assert tokens(LLM.from_executor(toy)) == plain(build)
+    toy = MethodRun()
+    toy.followers = (make,)
+    add_to_methods(monkeypatch, toy)
+    assert tokens(LLM.from_executor(executor_of(build))) == answers
     assert made[0].most == 70 + PARAMS.max_tokens - 1
 
 

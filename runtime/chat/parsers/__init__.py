@@ -5,8 +5,7 @@
     json_calls       Hermes and Qwen, Granite, Llama 3, Mistral, DeepSeek
     xml_calls        calls in tags: Qwen3-Coder
     literal_calls    FunctionGemma and Gemma 4; Llama 4's Python
-    harmony          the channels of gpt-oss, reasoning and calls alike
-    thinking         reasoning between two texts, such as <think> and </think>
+    reasoning        between two texts, such as <think> and </think>; the channels of gpt-oss
     answer_grammars  grammars that force calls, or let reasoning come before a form
     table            a row for each format, and which one a chat template writes
 

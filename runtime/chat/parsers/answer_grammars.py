@@ -11,9 +11,8 @@ from typing import Any
 
 from snapexport.errors import UserError
 from snapexport.runtime.chat.parsers.parser import Tools
-from snapexport.runtime.chat.parsers.thinking import ThinkSyntax
-from snapexport.runtime.requests.grammars.acceptable import acceptable
-from snapexport.runtime.requests.grammars.schemas import close_objects
+from snapexport.runtime.chat.parsers.reasoning import ThinkSyntax
+from snapexport.runtime.requests.grammars.schemas import acceptable, close_objects
 
 NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",

@@ -148,7 +148,7 @@ def calls_of(value: Any, name: str | None = None) -> tuple[Call, ...]:
 
 
 def call_of(name: Any, arguments: Any) -> Call | None:
-    """The call; None without a name, or with arguments that are no object."""
+    """The call; None without a name, or with arguments that are not an object."""
     if isinstance(arguments, str):  # JSON within JSON
         arguments = load_json(arguments)
     is_named = isinstance(name, str) and name and _is_unicode(name)

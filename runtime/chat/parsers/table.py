@@ -1,4 +1,4 @@
-"""The formats of models' outputs, a row for each, and the choice by a chat template's text."""
+"""Lists the formats of models' outputs, and chooses one by a chat template's text."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from functools import partial
 from typing import TypeVar
 
 from snapexport.errors import UserError
-from snapexport.runtime.chat.parsers import json_calls, literal_calls, thinking, xml_calls
+from snapexport.runtime.chat.parsers import json_calls, literal_calls, reasoning, xml_calls
 from snapexport.runtime.chat.parsers.answer_grammars import (
     Wrap,
     calls_grammar,
@@ -14,9 +14,8 @@ from snapexport.runtime.chat.parsers.answer_grammars import (
     free_calls,
     reasoning_first,
 )
-from snapexport.runtime.chat.parsers.harmony import MARKS, Harmony
 from snapexport.runtime.chat.parsers.parser import Chained, OutputParser, Plain, Tools
-from snapexport.runtime.chat.parsers.thinking import ThinkParser, ThinkSyntax
+from snapexport.runtime.chat.parsers.reasoning import MARKS, Harmony, ThinkParser, ThinkSyntax
 from snapexport.runtime.chat.parsers.tool_parser import (
     ToolParser,
     ToolSyntax,
@@ -47,8 +46,8 @@ class ToolFormat:
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """How a family writes its reasoning. make: takes the prompt. syntax: where it stands before the
-    answer, None elsewhere.
+    """How a family writes its reasoning. make: takes the prompt. syntax: where it comes before the
+    answer; None elsewhere.
     """
 
     name: str
@@ -111,9 +110,9 @@ TOOL_FORMATS = (
 
 REASONING_FORMATS = (
     ReasoningFormat(HARMONY, ("<|channel|>",), MARKS, lambda prompt: Harmony({})),
-    _thinks("gemma4", thinking.GEMMA4, "<|channel>"),
-    _thinks("think", thinking.THINK, "<think>", "</think>"),
-    _thinks("granite", thinking.GRANITE, thinking.GRANITE.opens),
+    _thinks("gemma4", reasoning.GEMMA4, "<|channel>"),
+    _thinks("think", reasoning.THINK, "<think>", "</think>"),
+    _thinks("granite", reasoning.GRANITE, reasoning.GRANITE.opens),
 )
 
 TOOL_PARSERS = (AUTO, NONE, *(row.name for row in TOOL_FORMATS))

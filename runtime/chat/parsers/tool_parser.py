@@ -45,7 +45,7 @@ class ToolSyntax:
     """How a family writes calls.
 
     starts: texts with which calls begin anywhere. bare: a character with which they begin if
-    nothing stands before them. closers: texts between and after calls, without a meaning. within:
+    nothing is before them. closers: texts between and after calls, without a meaning. within:
     further texts that the reader needs.
     """
 

@@ -1,18 +1,26 @@
-"""Follows a compiled grammar token by token. Knows no logits and no end tokens.
+"""Compiles the grammars of an LLM's requests, and follows one token by token.
+
+Any thread may compile. The latest are kept, and a new one is tried in a process of its own first.
+Knows no logits and no end tokens.
 
 Bounds the digits that follow one another in a JSON number, which no schema bounds: a model may go
 on with them to the end, as with zeros after a decimal point.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
-from snapexport.errors import UserError
-from snapexport.runtime.arrays import Floats
+from snapexport.errors import UserError, needs_extra
+from snapexport.runtime.confined import Confined, Pool
+from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 
 MOST = 24
 """Digits in a row. Integers of 64 bits have 20 at most, and a double 22 as JavaScript writes it."""
@@ -158,7 +166,7 @@ class Place:
         """Whether nothing may follow it."""
         return not self._mask.any()
 
-    def bias(self) -> Floats:
+    def bias(self) -> NDArray[np.float32]:
         """float32 [V]: 0 for tokens that may be next, -inf for others."""
         # Adding takes a fifth of the time of a masked copy.
         return _BIAS[self._mask].reshape(-1)[: self._vocab_size]
@@ -190,3 +198,84 @@ class Place:
             mask[whole + 1 :] = 0
         missing = self._vocab_size - 8 * len(mask)
         return mask if missing <= 0 else np.pad(mask, (0, -(-missing // 8)))
+
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+MOST_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    tokenizer: "LLTokenizer"
+    end: int
+    digits: Digits
+    trials: Pool
+
+
+class Grammars:
+    """Compiles for one tokenizer. Nothing is loaded before `open`, or the first `compile`."""
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._opened: _Opened | None = None
+        self._kept: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
+        self._lock = Lock()
+
+    def compile(self, outputs: StructuredOutputs) -> Grammar:
+        """The grammar of a form. Raises UserError."""
+        opened = self.open()
+        with self._lock:
+            if found := self._kept.get(outputs):
+                self._kept.move_to_end(outputs)
+                return found
+        grammar = self._compile_new(outputs, opened)
+        with self._lock:
+            self._kept[outputs] = grammar
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return grammar
+
+    def _compile_new(self, outputs: StructuredOutputs, opened: _Opened) -> Grammar:
+        from snapexport.runtime.requests.grammars import library
+
+        reply = opened.trials.ask([*outputs.source, outputs.lenient, outputs.within])
+        text = reply["grammar"]
+        if outputs.within:
+            text = library.embed(outputs.within, text)
+        matcher = library.matcher_of(opened.tokenizer, text)
+        digits = opened.digits if outputs.has_json else None
+        grammar = Grammar(matcher, self._vocab_size, opened.end, digits)
+        if grammar.begin().must_end:
+            raise library.refusal("no text has this form")
+        return grammar
+
+    def open(self) -> _Opened:
+        """Read the tokenizer. Raises UserError.
+
+        It takes seconds for a large one, in which no other thread runs.
+        """
+        with self._lock:
+            self._opened = self._opened or self._open()
+            return self._opened
+
+    def _open(self) -> _Opened:
+        if self._tokenizer is None:
+            raise UserError(
+                "structured outputs need a tokenizer, and the build has none",
+                "copy tokenizer.json from the checkpoint into the build",
+            )
+        with needs_extra("serve"):
+            from snapexport.runtime.requests.grammars import library
+        vocabulary = library.Vocabulary.of(self._tokenizer)
+        trial = partial(
+            Confined,
+            "snapexport.runtime.requests.grammars.library",
+            asdict(vocabulary),
+            "structured_outputs can't be compiled",
+            "simplify it",
+        )
+        opened = vocabulary.open()
+        texts = [opened.decode_bytes([token]) for token in range(opened.vocab_size)]
+        return _Opened(opened, vocabulary.end, Digits.of(texts), Pool(trial))

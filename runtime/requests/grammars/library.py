@@ -2,7 +2,7 @@
 
     python -m snapexport.runtime.requests.grammars.library
 
-compiles grammars as a process of its own, for `compiler`: a small one may take all time and all
+compiles grammars as a process of its own, for `grammar`: a small one may take all time and all
 memory. The first message is a vocabulary, and each further one a form to compile.
 """
 
@@ -18,8 +18,7 @@ from tokenizers import Tokenizer
 
 from snapexport.errors import UserError, first_line
 from snapexport.runtime.confined import OPENING_CPU_SECONDS, serve
-from snapexport.runtime.requests.grammars.acceptable import acceptable
-from snapexport.runtime.requests.grammars.schemas import close_objects
+from snapexport.runtime.requests.grammars.schemas import acceptable, close_objects
 from snapexport.runtime.requests.structured_outputs import Kind
 
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)

@@ -130,8 +130,7 @@ def _render(source: str, special: Mapping[str, str]) -> str:
 
     Raises UserError for a text that is not a template.
     """
-    from snapexport.runtime.chat.chat_template import ChatTemplate
-    from snapexport.runtime.chat.template_process import TemplateProcesses
+    from snapexport.runtime.chat.chat_template import ChatTemplate, TemplateProcesses
 
     with closing(TemplateProcesses(ChatTemplate(source, special))) as processes:
         try:

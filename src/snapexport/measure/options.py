@@ -9,7 +9,7 @@ from typing import Any, Literal
 from snapexport.contract.graph_options import require_one_of
 from snapexport.errors import UserError, require_fields
 from snapexport.measure.eval.tasks import TASKS
-from snapexport.runtime.engine.openvino_options import Device, Precision
+from snapexport.runtime.engine.open_executor import Device, Precision
 
 BenchBackend = Literal["onnxruntime", "openvino"]
 """Backends on a CPU: the probes of the roofline run there."""

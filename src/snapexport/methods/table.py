@@ -6,7 +6,6 @@ from typing import Any
 
 from snapexport.contract.geometry import CacheGeometry, Steps
 from snapexport.contract.graph_options import CORE_FIELDS, GraphOptions, MethodOptions
-from snapexport.contract.names import Likeliest
 from snapexport.contract.pieces import InnerChunks
 from snapexport.contract.rule import Facts
 from snapexport.contract.vote import Voter
@@ -85,10 +84,10 @@ def inner_chunks(options: GraphOptions, prefill_chunk: int) -> InnerChunks | Non
     return next(filter(None, found), None)
 
 
-def likeliest(outputs: Container[str]) -> Likeliest | None:
-    """The outputs of a graph from which the host samples in place of the logits, if there are."""
-    found = (method.likeliest for method in METHODS)
-    return next((names for names in found if names and names.tokens in outputs), None)
+def method_of_likeliest(outputs: Container[str]) -> Method | None:
+    """The method from whose outputs of a graph the host samples, if there are such."""
+    found = (one for one in METHODS if one.likeliest and one.likeliest.tokens in outputs)
+    return next(found, None)
 
 
 def voters() -> dict[str, Voter]:

@@ -216,6 +216,6 @@ def run_every_decode(llm: LLM) -> None:
     for count in limits.decode_batches:
         idle = np.zeros(count, np.int64)
         llm.executor.decode(idle, idle, idle)
-        if limits.tokens_per_step > 1:
-            several = np.zeros((count, limits.tokens_per_step), np.int64)
+        if limits.step_tokens > 1:
+            several = np.zeros((count, limits.step_tokens), np.int64)
             llm.executor.decode(several, idle, idle)

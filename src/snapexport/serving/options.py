@@ -9,9 +9,8 @@ from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError, flag_of, require_fields
 from snapexport.runtime.chat.parsers.table import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from snapexport.runtime.engine.graph_set import Role
-from snapexport.runtime.engine.open_executor import BackendName
-from snapexport.runtime.engine.openvino_options import Device, Precision
-from snapexport.runtime.requests.row_files import DEFAULT_BYTES
+from snapexport.runtime.engine.open_executor import BackendName, Device, Precision
+from snapexport.runtime.requests.parked_rows import DEFAULT_BYTES
 from snapexport.serving.triton import interface
 
 MOST_PORT = 65535

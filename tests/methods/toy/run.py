@@ -4,12 +4,9 @@ from typing import Any
 
 from snapexport.contract import names
 from snapexport.contract.pieces import CHUNK, Piece
-from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
-from snapexport.runtime.engine.loaded import Loaded
-from snapexport.runtime.engine.method import MethodRun
-from snapexport.runtime.engine.predictions import Prediction
-from snapexport.runtime.engine.takers.chunks import Chunks
-from snapexport.runtime.engine.takers.taker import Takers
+from snapexport.runtime.engine.bound_graph import BoundGraph, Prediction, allocate
+from snapexport.runtime.engine.chunks import Chunks
+from snapexport.runtime.engine.method import Loaded, MethodRun, Takers
 from tests.methods.toy.spec import GRAPH, LAST, PIECE
 
 

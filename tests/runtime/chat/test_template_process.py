@@ -9,8 +9,7 @@ import pytest
 
 from snapexport.errors import UserError
 from snapexport.runtime import confined
-from snapexport.runtime.chat.chat_template import ChatTemplate
-from snapexport.runtime.chat.template_process import TemplateProcesses
+from snapexport.runtime.chat.chat_template import ChatTemplate, TemplateProcesses
 from tests.patience import PATIENCE
 
 TALK = [{"role": "user", "content": "É \u2028 \n { }"}, {"role": "assistant", "content": "Well"}]

@@ -13,8 +13,7 @@ from snapexport.contract.manifest import TensorSpec
 from snapexport.contract.pieces import Piece, Prefill, pieces
 from snapexport.errors import UserError
 from snapexport.runtime.engine.rows import Row, host_buffer
-from snapexport.runtime.requests.parked_row import ParkedRow
-from snapexport.runtime.requests.parked_rows import ParkedRows
+from snapexport.runtime.requests.parked_rows import ParkedRow, ParkedRows
 from tests.oracle import cases, turns
 from tests.oracle.cases import Case
 from tests.oracle.checkpoints import VOCABULARY

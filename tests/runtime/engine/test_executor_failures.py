@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.runtime.engine.predictions import Prediction, Predictions
+from snapexport.runtime.engine.bound_graph import Prediction, Predictions
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, SamplingParams
 from tests.runtime.requests.fake_executor import FakeExecutor, drain, make_limits

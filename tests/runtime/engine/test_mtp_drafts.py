@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from snapexport.methods.mtp.run import MtpDrafter
-from snapexport.runtime.requests.drafters.drafter import Draft, StepInputs
-from snapexport.runtime.requests.drafters.payoff import Payoff
 from snapexport.runtime.requests.generation import Generation
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
+from snapexport.runtime.requests.speculation import Draft, Payoff, StepInputs
 from tests.oracle import cases, drafts
 from tests.oracle.cases import Case
 from tests.oracle.drafts import Drafts

@@ -8,9 +8,9 @@ import pytest
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
+from snapexport.runtime.engine.bound_graph import Logits
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.engine.predictions import Logits
 from tests.builds import build
 
 C = 16

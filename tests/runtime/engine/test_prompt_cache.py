@@ -7,9 +7,10 @@ import pytest
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.pieces import pieces_of
+from snapexport.methods.top_tokens.run import TopTokens
+from snapexport.runtime.engine.bound_graph import Logits
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.engine.predictions import Logits
 from tests.builds import build
 
 C = 24  # the tiny build's prefill chunk
@@ -122,8 +123,8 @@ def test_a_repeated_prompt_at_another_temperature_has_its_own_top_tokens(
     ids = prompt(60)
 
     def normalizer(temperature: float) -> float:
-        top = executor.prefill_prompt(0, ids, temperature).top_tokens
-        assert top is not None
+        top = executor.prefill_prompt(0, ids, temperature)
+        assert isinstance(top, TopTokens)
         return top.log_normalizer
 
     warm, hot = normalizer(1.0), normalizer(2.0)

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file
 
 from snapexport.contract.build_directory import Build, weight_inputs
 from snapexport.errors import UserError
-from snapexport.runtime.engine.host_memory import HostMemory
+from snapexport.runtime.engine.backend import HostMemory
+from snapexport.runtime.engine.bound_graph import load_weights
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.engine.shared_weights import load_weights
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tests.builds import build

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapexport.runtime.engine.slot_rows import SlotRows
+from snapexport.runtime.engine.decode_steps import SlotRows
 
 
 @given(st.integers(1, 5), st.integers(1, 6), st.data())

@@ -22,8 +22,8 @@ from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
-from snapexport.runtime.ort.cuda import PROVIDER as CUDA
-from snapexport.runtime.ort.cuda import Cuda
+from snapexport.runtime.ort.devices import PROVIDER as CUDA
+from snapexport.runtime.ort.devices import Cuda
 from snapexport.runtime.ort.session import bind
 from snapexport.runtime.requests.llm import LLM
 from tests.builds import build

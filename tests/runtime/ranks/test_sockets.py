@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from snapexport.runtime.engine.backend import DeviceError
-from snapexport.runtime.ranks.collectives import Collectives
+from snapexport.runtime.engine.backend import Collectives, DeviceError
 from snapexport.runtime.ranks.sockets import FAILED, First, Link, Other
 
 RANKS = 3

@@ -15,13 +15,12 @@ from snapexport.contract import names
 from snapexport.contract.pieces import Piece, Prefill
 from snapexport.methods.mtp.run import MtpRun
 from snapexport.methods.several_tokens.run import SeveralTokensRun
-from snapexport.runtime.arrays import Floats, Integers
-from snapexport.runtime.engine.bound_graph import HostArrays
+from snapexport.runtime.engine.backend import Floats, Integers
+from snapexport.runtime.engine.bound_graph import HostArrays, Logits, Prediction, Predictions
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.followers import Drafts
 from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.engine.limits import Limits
-from snapexport.runtime.engine.predictions import Logits, Prediction, Predictions
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta
 
@@ -34,13 +33,13 @@ def make_limits(
     vocab_size: int = 257,
     eos_token_id: frozenset[int] = frozenset(),
     decode_batches: tuple[int, ...] = (),
-    tokens_per_step: int = 1,
+    step_tokens: int = 1,
 ) -> Limits:
     sizes = decode_batches or (batch,)
     return Limits(
         batch=batch,
         decode_batches=sizes,
-        tokens_per_step=tokens_per_step,
+        step_tokens=step_tokens,
         longest_prompt=longest_prompt,
         positions=positions,
         vocab_size=vocab_size,
@@ -54,6 +53,7 @@ class FakeGraph:
 
     def __init__(self, logits: Logits) -> None:
         self.arrays: HostArrays = {names.LOGITS: logits}
+        self.predict = Prediction.of
 
     def run(self) -> None:
         raise AssertionError("there is no graph")
@@ -124,7 +124,7 @@ class FakeExecutor:
 
     def _decode_several(self, input_ids: Integers, *others: Any) -> Predictions:
         (count, tokens), (position_ids, *more) = input_ids.shape, others
-        assert tokens == self.limits.tokens_per_step
+        assert tokens == self.limits.step_tokens
         self.steps.append("several")
         logits = np.zeros((count, tokens, self.limits.vocab_size), np.float32)
         for token in range(tokens):
@@ -150,7 +150,7 @@ class FakeExecutor:
     def accept(self, slot: int, count: int) -> None:
         assert slot not in self.accepted, "accepted twice"
         self.accepted[slot] = count
-        del self.slots[slot][len(self.slots[slot]) - self.limits.tokens_per_step + count :]
+        del self.slots[slot][len(self.slots[slot]) - self.limits.step_tokens + count :]
 
     def move(self, source: int, target: int) -> None:
         self.slots[target] = list(self.slots[source])

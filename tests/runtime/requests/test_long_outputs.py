@@ -74,7 +74,7 @@ def test_a_request_that_is_cancelled_amid_its_extension_frees_its_slot() -> None
     model = llm(compress_every=4)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     first = model.submit([5] * 40, params)
-    while not model._loop._scheduler._extended:
+    while not model._loop.scheduler._extended:
         model.step()
         model._loop._extend_rows()
     model.cancel(first)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from snapexport.errors import UserError
-from snapexport.runtime.engine.predictions import Prediction
-from snapexport.runtime.requests.drafters.payoff import Payoff
+from snapexport.runtime.engine.bound_graph import Prediction
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.processors import Answer, process_logits, processors_of
 from snapexport.runtime.requests.request import Completion, Request, SamplingParams
+from snapexport.runtime.requests.speculation import Payoff
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 
 VOCABULARY = 40
@@ -125,7 +125,7 @@ def always() -> Iterator[None]:
 
 
 def fake(tokens_per_step: int, vocab_size: int = 257, **limits: Any) -> LLM:
-    made = make_limits(vocab_size=vocab_size, tokens_per_step=tokens_per_step, **limits)
+    made = make_limits(vocab_size=vocab_size, step_tokens=tokens_per_step, **limits)
     return LLM.from_executor(FakeExecutor(made, drafts=tokens_per_step > 1))
 
 

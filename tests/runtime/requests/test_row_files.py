@@ -11,8 +11,7 @@ from snapexport import LLM, SamplingParams
 from snapexport.contract.manifest import TensorSpec
 from snapexport.errors import UserError
 from snapexport.runtime.engine.rows import Row, host_buffer
-from snapexport.runtime.requests.parked_row import ParkedRow
-from snapexport.runtime.requests.row_files import RowFiles
+from snapexport.runtime.requests.parked_rows import ParkedRow, RowFiles
 from tests.oracle import cases
 from tests.oracle.cases import Case
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from snapexport.runtime.engine.predictions import Prediction
+from snapexport.runtime.engine.bound_graph import Prediction
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.runtime.requests.sampling import _draw, choices, generator, sample
 

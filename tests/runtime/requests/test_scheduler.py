@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from snapexport.contract.pieces import Piece, Prefill, pieces
 from snapexport.errors import UserError
 from snapexport.methods.pseudo.spec import PseudoTokens
+from snapexport.runtime.engine.bound_graph import Prediction
 from snapexport.runtime.engine.limits import Limits
-from snapexport.runtime.engine.predictions import Prediction
 from snapexport.runtime.requests.scheduler import Schedule, Scheduler, Work
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 

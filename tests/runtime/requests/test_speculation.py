@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapexport.methods.mtp.run import MtpDrafter
-from snapexport.runtime.requests.drafters.drafter import Acceptance
-from snapexport.runtime.requests.drafters.payoff import Kind, Payoff
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import Completion, SamplingParams
+from snapexport.runtime.requests.speculation import Acceptance, Kind, Payoff
 from tests.builds import build
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 
@@ -30,7 +29,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def fake(tokens_per_step: int, drafts: bool = False, **limits: Any) -> LLM:
     """Three tokens: any two of them repeat soon, and a third of the drafts are right."""
-    made = make_limits(vocab_size=3, tokens_per_step=tokens_per_step, **limits)
+    made = make_limits(vocab_size=3, step_tokens=tokens_per_step, **limits)
     return LLM.from_executor(FakeExecutor(made, drafts=drafts))
 
 
@@ -76,7 +75,7 @@ def test_output_is_that_of_single_tokens(
 
 
 def test_executor_drafts_where_nothing_was_looked_up() -> None:
-    llm = LLM.from_executor(FakeExecutor(make_limits(tokens_per_step=2), drafts=True))
+    llm = LLM.from_executor(FakeExecutor(make_limits(step_tokens=2), drafts=True))
     one = llm.generate([[7]], SamplingParams(max_tokens=31, ignore_eos=True))[0]
     assert isinstance(llm.executor, FakeExecutor)
     assert one.drafted == llm.executor.steps.count("draft")
@@ -100,7 +99,7 @@ def test_a_continuation_takes_its_tokens_in_fewer_steps() -> None:
 
 
 def test_drafts_of_both_sources_can_be_left_out() -> None:
-    executor = FakeExecutor(make_limits(vocab_size=3, tokens_per_step=4), drafts=True)
+    executor = FakeExecutor(make_limits(vocab_size=3, step_tokens=4), drafts=True)
     llm = LLM.from_executor(executor, drafters=())
     one = llm.generate([[0, 1, 2] * 8], SamplingParams(max_tokens=30, ignore_eos=True))[0]
     assert one.drafted == 0 and set(executor.steps) == {"prefill", "decode"}

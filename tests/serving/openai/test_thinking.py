@@ -10,8 +10,8 @@ import pytest
 
 from snapexport.runtime.chat import chat_prompts
 from snapexport.runtime.chat.parsers import json_calls
+from snapexport.runtime.chat.parsers.reasoning import ThinkParser, ThinkSyntax
 from snapexport.runtime.chat.parsers.table import OutputFormat, ReasoningFormat, ToolFormat
-from snapexport.runtime.chat.parsers.thinking import ThinkParser, ThinkSyntax
 from snapexport.runtime.chat.parsers.tool_parser import ToolParser
 from tests.serving.openai.conftest import Served
 from tests.serving.openai.scripted import TOOL, use_format, use_template

@@ -18,7 +18,7 @@ PREFILL_FAILS, DECODE_FAILS, NOT_FINITE = 77, 78, 79
 
 FAULTY_MODEL = f"""
 import numpy as np
-from snapexport.runtime.engine.predictions import Prediction
+from snapexport.runtime.engine.bound_graph import Prediction
 from snapexport.serving.triton.models import StreamingModel
 
 

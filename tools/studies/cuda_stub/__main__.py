@@ -28,12 +28,11 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import TensorSpec
 from snapexport.contract.memory import tensor_bytes
 from snapexport.errors import UserError, first_line, needs_extra
-from snapexport.runtime.engine.backend import Buffer
+from snapexport.runtime.engine.backend import Buffer, HostMemory
 from snapexport.runtime.engine.bound_graph import allocate
-from snapexport.runtime.engine.host_memory import HostMemory
 
 with needs_extra("gpu"):
-    from snapexport.runtime.ort.cuda import Cuda
+    from snapexport.runtime.ort.devices import Cuda
     from snapexport.runtime.ort.session import bind, session_options
 
 CUDART = Path(__file__).with_name("cudart.c")

@@ -19,8 +19,8 @@ import snapexport
 from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError
 from snapexport.runtime.chat import chat_template as templates
+from snapexport.runtime.chat.chat_template import TemplateProcesses
 from snapexport.runtime.chat.template_files import read_config
-from snapexport.runtime.chat.template_process import TemplateProcesses
 from snapexport.runtime.requests.llm import LLM
 from tools.studies.lm_eval.arguments import model_args, sampling_params
 from tools.studies.lm_eval.prompts import Encoder

@@ -40,10 +40,9 @@ from snapexport.measure.eval.sample import most
 from snapexport.methods.sparse_prefill.spec import GRAPH, SparsePrefillOptions, sparse_prefill
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.engine.bound_graph import BoundGraph
+from snapexport.runtime.engine.chunks import Chunks
 from snapexport.runtime.engine.executor import Executor
-from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.engine.openvino_options import Precision
-from snapexport.runtime.engine.takers.chunks import Chunks
+from snapexport.runtime.engine.open_executor import Precision, open_executor
 from snapexport.runtime.openvino.backend import OpenVinoBackend
 from snapexport.runtime.requests.prompts import load_tokenizer
 from snapexport.runtime.requests.sampling import log_softmax

@@ -77,7 +77,7 @@ class Device:
                 return [bandwidth(self.threads, _QUICK_BYTES), matmul(self.threads, 128)]
             return probes(self.threads)
         if self.dry:
-            from snapexport.runtime.engine.host_memory import HostMemory
+            from snapexport.runtime.engine.backend import HostMemory
 
             return [device_copy(HostMemory(), _QUICK_BYTES)]
         from snapexport.runtime.engine.cuda import CudaMemory
@@ -100,7 +100,7 @@ def device_copy(memory: Memory, nbytes: int = COPIED_BYTES) -> Case:
 def gpu() -> dict[str, Any]:
     """The GPU's name, its driver, and the CUDA versions of driver and runtime. Raises UserError."""
     from snapexport.runtime.engine.cuda import Device
-    from snapexport.runtime.ort.cuda import require_cuda_provider
+    from snapexport.runtime.ort.devices import require_cuda_provider
 
     require_cuda_provider()
     device = Device()

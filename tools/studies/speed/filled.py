@@ -19,7 +19,6 @@ from snapexport.contract.build_directory import Build
 from snapexport.measure.bench.costs import Costs
 from snapexport.measure.bench.systems import ExecutorSystem
 from snapexport.measure.bench.turns import Case, Row, singles, timer
-from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 from tools.studies.speed.device import Device
@@ -90,7 +89,7 @@ def _opened(
 class FilledSystem:
     """A system without prefill. prompt: the length of the prompt that a GPU prefills."""
 
-    def __init__(self, build: Build, executor: BatchExecutor, prompt: int | None = None) -> None:
+    def __init__(self, build: Build, executor: Executor, prompt: int | None = None) -> None:
         assert isinstance(executor, Executor), "one process measures"
         self.build, self.executor = build, executor
         if prompt is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.runtime.engine.host_memory import HostMemory
+from snapexport.runtime.engine.backend import HostMemory
 from tests.fakes.cuda import FakeCuda
 from tools.studies.speed import device
 
@@ -22,7 +22,7 @@ def test_a_gpu_is_described_by_name_driver_and_cuda_versions(
     cuda = FakeCuda()
     cuda.cudaDriverGetVersion = lambda: (0, 13000)
     cuda.cudaRuntimeGetVersion = lambda: (0, 13040)
-    monkeypatch.setattr("snapexport.runtime.ort.cuda.require_cuda_provider", lambda: None)
+    monkeypatch.setattr("snapexport.runtime.ort.devices.require_cuda_provider", lambda: None)
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
     monkeypatch.setattr(device, "_DRIVER", tmp_path / "version")
     (tmp_path / "version").write_text("NVRM version: 580.65.06\nGCC version: 12\n")

@@ -14,7 +14,7 @@ from snapexport.errors import UserError
 from snapexport.measure.bench.systems import SystemSpec
 from snapexport.measure.bench.turns import SHORT, Row, seconds_of
 from snapexport.measure.options import BenchOptions
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.executor import Executor
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Estimate:
     nbytes: int
 
 
-def chunk_seconds(executor: BatchExecutor, prompt_length: int) -> float:
+def chunk_seconds(executor: Executor, prompt_length: int) -> float:
     """Seconds of a prompt's middle chunk: they grow with the chunks before it.
 
     A prompt of one chunk, or of a single-shot build, is run whole.
@@ -104,7 +104,7 @@ def chunk_seconds(executor: BatchExecutor, prompt_length: int) -> float:
     return seconds_of(lambda: executor.take(0, prompt, own[(len(own) - 1) // 2]))
 
 
-def step_seconds(executor: BatchExecutor, active: int) -> float:
+def step_seconds(executor: Executor, active: int) -> float:
     """Seconds of a decode step of the first `active` batch slots, whose contents are lost."""
     ones = np.ones(active, np.int64)
 
@@ -135,7 +135,7 @@ def _of_system(plan: Plan, spec: SystemSpec) -> float:
         executor.close()
 
 
-def _at_context(plan: Plan, executor: BatchExecutor, context: int, decode: float) -> float:
+def _at_context(plan: Plan, executor: Executor, context: int, decode: float) -> float:
     """All visits of a context: the longest one also warms up, and is where memory is measured."""
     limits, rounds = executor.limits, plan.options.rounds
     chunks = sum(piece.cost for piece in pieces_of(context, limits.prefill)) / limits.prefill.chunk

@@ -19,7 +19,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes
 from snapexport.errors import UserError
 from snapexport.measure.bench.costs import Costs
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.request import SamplingParams
@@ -70,7 +70,7 @@ class ExecutorSystem:
     strings is not in here: `load.py` measures whole requests.
     """
 
-    def __init__(self, executor: BatchExecutor) -> None:
+    def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self._inputs = np.zeros((3, executor.limits.batch), np.int64)
         self._rng = generator(_GREEDY)

@@ -26,7 +26,7 @@ from snapexport.measure.eval.systems import System
 from snapexport.measure.options import EvalOptions
 from snapexport.methods import table
 from snapexport.runtime.engine.backend import Buffers, GraphBackend, Memory, Work
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import GraphSet, PrefillForm
 from snapexport.runtime.engine.open_executor import maker_of, open_executor
 from snapexport.runtime.engine.prompt_cache import PromptCache
@@ -64,7 +64,7 @@ class OpenGraphs:
 
     def executor(
         self, build: Build, prefill: PrefillForm = "chunks", prompt_cache: PromptCache | None = None
-    ) -> BatchExecutor:
+    ) -> Executor:
         """An executor by `open_executor`. Raises UserError, and its graphs do when they run."""
         return open_executor(
             build, **self._running, prefill=prefill, prompt_cache=prompt_cache, make=self._make
@@ -104,7 +104,7 @@ class OpenGraphs:
     def _make(self, name: str) -> Callable[..., GraphBackend]:
         make = maker_of(name)
         if name == "onnxruntime-cuda":
-            from snapexport.runtime.ort.cuda import Cuda
+            from snapexport.runtime.ort.devices import Cuda
 
             self._device = self._device or Cuda()
             make = partial(make, device=self._device)
@@ -157,7 +157,7 @@ class LoadedSystems:
         self.close = self._graphs.close
         self._tokenizer = load_tokenizer(build.directory)
         self._prompt_cache: PromptCache | None = None
-        self._executors: dict[Hashable, BatchExecutor] = {}
+        self._executors: dict[Hashable, Executor] = {}
 
     def load(self, systems: Sequence[System]) -> list[LLM]:
         """One LLM for each system, in order. A system is opened once."""

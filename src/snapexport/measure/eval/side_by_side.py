@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from snapexport.measure.eval.records import Answer, Continuation
 from snapexport.measure.eval.requests import Instruction, Prompt
 from snapexport.measure.eval.systems import System
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.requests.sampling import log_softmax
 
 Rows = NDArray[np.float32]
@@ -41,7 +41,7 @@ class HasPrompt(Protocol):
 P = TypeVar("P", bound=HasPrompt)
 Written = TypeVar("Written")
 Kept = TypeVar("Kept")
-Executors = Mapping[System, BatchExecutor]
+Executors = Mapping[System, Executor]
 
 
 def is_measured(system: System, prompt: HasPrompt) -> bool:
@@ -53,7 +53,7 @@ def compare(
     prompts: Sequence[P],
     executors: Executors,
     done: Collection[Hashable],
-    decode: Callable[[BatchExecutor, Sequence[P], Sequence[int]], Sequence[Written]],
+    decode: Callable[[Executor, Sequence[P], Sequence[int]], Sequence[Written]],
     record: Callable[[System, P, Written, Written], Kept],
 ) -> Iterator[Kept]:
     """Records of every prompt and system, but those in `done`. executors: of several systems one
@@ -112,7 +112,7 @@ def measure_continuations(
     return compare(prompts, executors, done, _log_probabilities, _continuation)
 
 
-def _log_probabilities(executor: BatchExecutor, group: Sequence[Prompt], _: object) -> list[Rows]:
+def _log_probabilities(executor: Executor, group: Sequence[Prompt], _: object) -> list[Rows]:
     """float32 [tokens, V] of each prompt, while the continuations are forced."""
     forced = np.array([prompt.continuation_ids for prompt in group], np.int64)
     lengths = np.array([prompt.length for prompt in group], np.int64)
@@ -155,7 +155,7 @@ def measure_answers(
 
 
 def _write_answers(
-    executor: BatchExecutor, group: Sequence[Instruction], first: Sequence[int]
+    executor: Executor, group: Sequence[Instruction], first: Sequence[int]
 ) -> list[Tokens]:
     """Greedy tokens of each batch slot, beginning with `first`. All go on until the last ends."""
     ends = executor.limits.eos_token_id

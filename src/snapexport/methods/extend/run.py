@@ -17,13 +17,16 @@ from snapexport.contract import names
 from snapexport.contract.pieces import BLOCK, Piece
 from snapexport.methods.extend.spec import GRAPH
 from snapexport.runtime.engine.backend import Buffer, Buffers
-from snapexport.runtime.engine.bound_graph import BoundGraph, allocate, write_tokens
-from snapexport.runtime.engine.loaded import Loaded
-from snapexport.runtime.engine.method import MethodRun
-from snapexport.runtime.engine.parking import row_inputs
-from snapexport.runtime.engine.predictions import FIRST, Prediction, Predictions
-from snapexport.runtime.engine.rows import Row
-from snapexport.runtime.engine.takers.taker import Takers
+from snapexport.runtime.engine.bound_graph import (
+    FIRST,
+    BoundGraph,
+    Prediction,
+    Predictions,
+    allocate,
+    write_tokens,
+)
+from snapexport.runtime.engine.method import Loaded, MethodRun, Takers
+from snapexport.runtime.engine.rows import Row, row_inputs
 
 
 class Blocks:

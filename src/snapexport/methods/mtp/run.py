@@ -19,16 +19,13 @@ from snapexport.contract import names
 from snapexport.contract.manifest import Manifest, TensorSpec
 from snapexport.contract.pieces import Piece
 from snapexport.methods.mtp.spec import GRAPH, PREFILL_GRAPH
-from snapexport.runtime.arrays import Integers
-from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend
-from snapexport.runtime.engine.bound_graph import BoundGraph, allocate, write_tokens
+from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend, Integers
+from snapexport.runtime.engine.bound_graph import BoundGraph, Predictions, allocate, write_tokens
 from snapexport.runtime.engine.fill_slot import new_row
 from snapexport.runtime.engine.followers import NO_DRAFT, Drafts, SlotFollower, Step
-from snapexport.runtime.engine.loaded import Loaded
-from snapexport.runtime.engine.method import MethodRun
-from snapexport.runtime.engine.predictions import Predictions
-from snapexport.runtime.requests.drafters.drafter import Acceptance, Draft, Drafter, StepInputs
+from snapexport.runtime.engine.method import Loaded, MethodRun
 from snapexport.runtime.requests.generation import Generation
+from snapexport.runtime.requests.speculation import Acceptance, Draft, Drafter, StepInputs
 
 _BY_STEPS = 4
 """Missing rows of a batch slot that steps write, each of them for all batch slots. More are written
@@ -157,7 +154,7 @@ class MtpDrafts(SlotFollower):
     def _keep_last(self, slot: int, token: int, row: int) -> None:
         """Keep a prompt's last hidden states, which are in mtp-prefill's buffer at `row`."""
         self._slots[slot].fed = [token]
-        whole = self._states.reshaped(self._chunk_tokens, self._width)
+        whole = self._states.reshape_to(self._chunk_tokens, self._width)
         self._memory.copy(self._waiting_at(slot, 0), whole.rows(row, row + 1))
 
     def decoded(self, step: Step) -> None:
@@ -175,7 +172,7 @@ class MtpDrafts(SlotFollower):
             first = len(one.fed)
             self._memory.copy(
                 self._waiting_of(slot).rows(first, first + count),
-                states.rows(slot, slot + 1).reshaped(count, width),
+                states.rows(slot, slot + 1).reshape_to(count, width),
             )
             one.fed += tokens[slot].tolist()
 
@@ -227,7 +224,7 @@ class MtpDrafts(SlotFollower):
                 row = max(0, len(one.fed) - 1 - left)
                 arrays[names.INPUT_IDS][slot] = one.fed[row + 1]
                 self._memory.copy(
-                    states.rows(slot, slot + 1).reshaped(1, self._width),
+                    states.rows(slot, slot + 1).reshape_to(1, self._width),
                     self._waiting_at(slot, row),
                 )
             position = one.done + 1 + row - one.base
@@ -241,7 +238,7 @@ class MtpDrafts(SlotFollower):
         for first in range(0, last, self._chunk_tokens):
             some = tokens[first : first + self._chunk_tokens]
             self._memory.copy(
-                self._states.reshaped(len(some), self._width),
+                self._states.reshape_to(len(some), self._width),
                 self._waiting_of(slot).rows(first, first + len(some)),
             )
             self._write_rows(slot, some)
@@ -278,7 +275,7 @@ class MtpDrafts(SlotFollower):
 
     def _waiting_of(self, slot: int) -> Buffer:
         """The hidden states of a batch slot that wait, [P,E]."""
-        return self._waiting.rows(slot, slot + 1).reshaped(self._most_waiting, self._width)
+        return self._waiting.rows(slot, slot + 1).reshape_to(self._most_waiting, self._width)
 
     def _waiting_at(self, slot: int, index: int) -> Buffer:
         return self._waiting_of(slot).rows(index, index + 1)
@@ -327,7 +324,7 @@ class MtpRun(MethodRun):
     """The executor keeps the rings, and requests draft by them."""
 
     followers = (MtpDrafts.of,)
-    drafters = (lambda executor: MtpDrafter(executor.drafts) if executor.drafts else None,)
+    drafters = (lambda drafts: MtpDrafter(drafts) if drafts else None,)
 
 
 RUN = MtpRun()

@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from snapexport.contract.pieces import CHUNK, Piece
 from snapexport.methods.pseudo.spec import PIECE
 from snapexport.runtime.engine.backend import Buffer
-from snapexport.runtime.engine.loaded import Loaded
-from snapexport.runtime.engine.method import MethodRun
-from snapexport.runtime.engine.predictions import Prediction
-from snapexport.runtime.engine.takers.chunks import Chunks
-from snapexport.runtime.engine.takers.taker import Takers
+from snapexport.runtime.engine.bound_graph import Prediction
+from snapexport.runtime.engine.chunks import Chunks
+from snapexport.runtime.engine.method import Loaded, MethodRun, Takers
 
 
 class PseudoTokens:

@@ -13,12 +13,9 @@ from snapexport.contract import names
 from snapexport.contract.pieces import CHUNK, Piece
 from snapexport.methods.repeat.spec import GRAPH, PIECE, repeated_chunk
 from snapexport.runtime.engine.backend import Buffer, Buffers
-from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
-from snapexport.runtime.engine.loaded import Loaded
-from snapexport.runtime.engine.method import MethodRun
-from snapexport.runtime.engine.predictions import Prediction
-from snapexport.runtime.engine.takers.chunks import Chunks
-from snapexport.runtime.engine.takers.taker import Takers
+from snapexport.runtime.engine.bound_graph import BoundGraph, Prediction, allocate
+from snapexport.runtime.engine.chunks import Chunks
+from snapexport.runtime.engine.method import Loaded, MethodRun, Takers
 
 
 class Repetition:

@@ -69,7 +69,7 @@ def tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
 TOP_TOKENS = Method(
     name="top_tokens",
     home=__package__,
-    parts=("surgery",),
+    parts=("surgery", "run"),
     is_on=lambda geometry, options: options.of(TopTokensOptions).top_tokens > 0,
     options=TopTokensOptions,
     tensors=tensors,

@@ -17,7 +17,7 @@ from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import cache_bytes
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import Buffer
-from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.rows import Row, Rows, device_of
 from snapexport.runtime.requests.request import OutputDelta, Prefilled, Request
 from snapexport.serving.dynamo.handover import (
@@ -177,7 +177,7 @@ class Fetcher:
     """Brings prompts into this worker's batch slots."""
 
     def __init__(
-        self, executor: BatchExecutor, transport: Transport, moved: Moved, hold_seconds: float
+        self, executor: Executor, transport: Transport, moved: Moved, hold_seconds: float
     ) -> None:
         """hold_seconds: seconds between two notes to a prefill worker that its row is wanted."""
         self.moved = moved

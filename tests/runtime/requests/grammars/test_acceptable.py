@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from snapexport.errors import UserError
 from snapexport.runtime.requests.grammars import library
-from snapexport.runtime.requests.grammars.acceptable import acceptable
+from snapexport.runtime.requests.grammars.schemas import acceptable
 from tests.runtime.tokenizers_for_tests import byte_level
 
 TOKENIZER = library.Vocabulary.of(byte_level()).open()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from snapexport.runtime.requests.grammars import library
-from snapexport.runtime.requests.grammars.compiler import Grammars
+from snapexport.runtime.requests.grammars.grammar import Grammars
 from snapexport.runtime.requests.grammars.schemas import close_objects
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from tests.runtime.tokenizers_for_tests import byte_level

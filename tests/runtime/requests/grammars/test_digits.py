@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.runtime.requests.grammars.compiler import Grammars
-from snapexport.runtime.requests.grammars.grammar import MOST, Digits, Place, Run
+from snapexport.runtime.requests.grammars.grammar import MOST, Digits, Grammars, Place, Run
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from tests.runtime.tokenizers_for_tests import byte_fallback, byte_level
 

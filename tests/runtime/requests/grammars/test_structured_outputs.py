@@ -15,12 +15,11 @@ from snapexport.errors import UserError
 from snapexport.runtime import confined
 from snapexport.runtime.confined import Pool
 from snapexport.runtime.requests import grammars
-from snapexport.runtime.requests.drafters.payoff import Payoff
 from snapexport.runtime.requests.grammars import library
-from snapexport.runtime.requests.grammars.compiler import Grammars
-from snapexport.runtime.requests.grammars.grammar import GrammarError
+from snapexport.runtime.requests.grammars.grammar import GrammarError, Grammars
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import Completion, SamplingParams
+from snapexport.runtime.requests.speculation import Payoff
 from snapexport.runtime.requests.structured_outputs import MOST_CHARACTERS, StructuredOutputs
 from snapexport.vault import CHECKPOINT
 from tests.runtime.requests.fake_executor import FakeExecutor, drain, make_limits
@@ -34,7 +33,7 @@ def make(tokens_per_step: int = 1, tokenizer: Tokenizer | None = None, **limits:
     """Every token is about as likely as any other."""
     tokenizer = tokenizer or byte_level()
     given: dict[str, Any] = {"vocab_size": tokenizer.get_vocab_size(), "positions": 4000}
-    given |= {"tokens_per_step": tokens_per_step, "eos_token_id": frozenset([END])} | limits
+    given |= {"step_tokens": tokens_per_step, "eos_token_id": frozenset([END])} | limits
     return LLM.from_executor(
         FakeExecutor(make_limits(**given), drafts=tokens_per_step > 1), tokenizer
     )

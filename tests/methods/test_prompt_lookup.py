@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapexport.runtime.requests.drafters.prompt_lookup import RepeatingText
+from snapexport.methods.several_tokens.run import RepeatingText
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from snapexport.runtime.engine.predictions import Prediction, TopTokens
+from snapexport.methods.top_tokens.run import TopTokens
+from snapexport.runtime.engine.bound_graph import Prediction
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.runtime.requests.sampling import generator, graph_temperature, sample
 
@@ -32,18 +33,17 @@ def logits_of(seed: int, scale: float = 3.0, digits: int = 6) -> Logits:
 
 
 def top_tokens_of(logits: Logits, count: int, params: SamplingParams) -> TopTokens:
-    """Top tokens as a graph computes them, in float32."""
+    """Top tokens as a graph computes them, in float32. Their logits must not be read."""
     tokens = np.argsort(-logits, kind="stable")[:count]
     divisor, largest = np.float32(graph_temperature(params)), logits.max()
     weights = np.exp((logits - largest) / divisor)
-    return TopTokens(
-        tokens, logits[tokens], float(largest / divisor + np.log(weights.sum(dtype=np.float32)))
-    )
+    normalizer = float(largest / divisor + np.log(weights.sum(dtype=np.float32)))
+    return TopTokens(no_logits, tokens, logits[tokens], normalizer)
 
 
 def token_without_logits(logits: Logits, count: int, params: SamplingParams) -> int:
     """Raises if they are read."""
-    prediction = Prediction(no_logits, top_tokens_of(logits, count, params))
+    prediction = top_tokens_of(logits, count, params)
     assert prediction.is_finite
     return sample(prediction, params, generator(params))
 
@@ -123,8 +123,7 @@ def test_a_normalizer_within_rounding_of_the_decision_is_not_used() -> None:
 @pytest.mark.parametrize("normalizer", [math.nan, math.inf, -math.inf])
 def test_a_nan_or_infinite_normalizer_allows_no_choice(normalizer: float) -> None:
     logits = logits_of(0)
-    given = TopTokens(np.arange(3), logits[:3], normalizer)
-    assert not Prediction(no_logits, given).is_finite
+    assert not TopTokens(no_logits, np.arange(3), logits[:3], normalizer).is_finite
 
 
 def test_logits_are_fetched_once() -> None:

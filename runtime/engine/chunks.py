@@ -1,7 +1,8 @@
 """Takes a chunk at a time into the prompt cache, which fills the batch slot at the end.
 
 Work that follows a prompt's chunks, such as another vote, runs more tokens after those in the cache
-(`append`) and then fills the batch slot (`fill`).
+(`append`) and then fills the batch slot (`fill`). Where a chunk is a whole prompt, a single run
+writes the batch slot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +17,17 @@ from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.contract.pieces import InnerChunks, Piece
 from snapexport.methods import table
 from snapexport.runtime.engine.backend import Buffer, Buffers
-from snapexport.runtime.engine.bound_graph import BoundGraph, allocate, write_tokens
-from snapexport.runtime.engine.fill_slot import FillByCopy, FillByGraph, FillSlot
-from snapexport.runtime.engine.kept_positions import slot_positions
-from snapexport.runtime.engine.loaded import Loaded
-from snapexport.runtime.engine.predictions import FIRST, Prediction, Predictions
+from snapexport.runtime.engine.bound_graph import (
+    FIRST,
+    BoundGraph,
+    Prediction,
+    Predictions,
+    allocate,
+    write_tokens,
+)
+from snapexport.runtime.engine.fill_slot import FillByCopy, FillByGraph, FillSlot, slot_positions
+from snapexport.runtime.engine.method import Loaded, Takers
 from snapexport.runtime.engine.prompt_cache import PromptCache
-from snapexport.runtime.engine.takers.single_shot import SingleShot
-from snapexport.runtime.engine.takers.taker import Takers
 
 
 class Chunks:
@@ -85,9 +89,8 @@ class Chunks:
     def _fill_slot(self) -> FillSlot:
         loaded = self._loaded
         if "compress" not in loaded.graphs.names:
-            decode = loaded.decode
-            return FillByCopy(loaded.backend.memory, self.buffers, decode.buffers, decode.rows())
-        by_graph = FillByGraph.of(loaded, "compress", self.buffers)
+            return FillByCopy(loaded, self.buffers)
+        by_graph = FillByGraph(loaded, "compress", self.buffers)
         self.kept = by_graph.graph.buffers
         return by_graph
 
@@ -119,7 +122,7 @@ class Chunks:
         if piece.is_last:
             self.fill(slot, len(prompt), len(prompt))
         elif is_end:
-            self._after_prompt = prediction = prediction.copied()
+            self._after_prompt = prediction = prediction.copy()
         return prediction
 
     @property
@@ -180,7 +183,7 @@ class Chunks:
         graph.run()
 
     def slot_positions(self, prompt_length: int) -> Mapping[str, NDArray[Any]]:
-        """Of the ring by the prompt's length, of the others as the vote kept them."""
+        """The ring's by the prompt's length, the others as the vote kept them."""
         return slot_positions(self._loaded, self.kept, prompt_length)
 
     def clear(self) -> None:
@@ -197,6 +200,39 @@ def _prompt_cache(loaded: Loaded, entry: GraphEntry) -> PromptCache:
     if shared and not (shared.inner or inner) and shared.suits(entry):
         return shared
     return PromptCache(loaded.backend.memory, entry, inner)
+
+
+class SingleShot:
+    """Takes a whole padded prompt in one run, where a chunk is as long as the longest prompt."""
+
+    cache = None
+
+    def __init__(self, loaded: Loaded) -> None:
+        *_, name = loaded.graphs.prefill.values()
+        self._loaded = loaded
+        self._into_slot = FillByGraph(loaded, name, loaded.weights)
+        self.kept: Buffers = self._into_slot.graph.buffers
+        self.hidden_states: Buffer | None = self.kept.get(names.HIDDEN_STATES)
+
+    def take(
+        self, slot: int, prompt: tuple[int, ...], piece: Piece, temperature: float
+    ) -> Prediction:
+        """Fill the batch slot; the prediction is of the token after the prompt."""
+        assert piece.is_last and len(prompt) == piece.end
+        write_tokens(self._into_slot.graph.arrays, prompt, temperature)
+        self.refill(slot, len(prompt))
+        return Predictions(self._into_slot.graph, FIRST)[0]
+
+    def refill(self, slot: int, prompt_length: int) -> None:
+        """Run the last prompt again: compression is a part of it."""
+        self._into_slot.fill(slot, prompt_length)
+
+    def slot_positions(self, prompt_length: int) -> Mapping[str, NDArray[Any]]:
+        """The ring's by the prompt's length, the others as the vote kept them."""
+        return slot_positions(self._loaded, self.kept, prompt_length)
+
+    def clear(self) -> None:
+        """Do nothing: there is no cache but the batch slot's."""
 
 
 def make_chunks(loaded: Loaded, takers: Takers) -> Chunks | SingleShot | None:
