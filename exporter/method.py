@@ -1,6 +1,6 @@
 """Defines the traces of a cache method: the base of every `methods/*/export.py`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -30,6 +30,10 @@ class MethodExport:
 
     def require(self, checkpoint: Checkpoint, decoder: Decoder) -> None:
         """Raise UserError for a checkpoint that lacks what the traces need."""
+
+    def tensors(self, checkpoint: Checkpoint, decoder: Decoder) -> Collection[str]:
+        """Tensors of the checkpoint that only its traces read. Raises UserError without them."""
+        return ()
 
     def traces(self, model: TracedModel) -> Mapping[str, ir.Model]:
         """The traces, by the names of their kinds of graphs."""

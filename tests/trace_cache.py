@@ -46,7 +46,7 @@ def kept_in(store: Store) -> Iterator[None]:
 
     from snapexport.exporter import trace
     from snapexport.exporter.trace import link
-    from snapexport.methods.mtp import trace as mtp
+    from snapexport.methods.mtp import export as mtp
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", once(ONNXRegistry.from_torchlib))

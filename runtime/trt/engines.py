@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapexport.contract import tensorrt_bindings
-from snapexport.contract.build_directory import Build
+from snapexport.contract.build_directory import Build, in_place
 from snapexport.contract.engines import EngineEntry
-from snapexport.contract.interface import in_place
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.errors import UserError
 from snapexport.files.dtypes import of_tensorrt

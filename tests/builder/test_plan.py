@@ -113,18 +113,19 @@ def test_plan_counts_the_cache_bytes_of_llama_3_1(
 def test_plan_counts_the_weight_bytes_of_llama_3_1() -> None:
     bf16 = {"model": "m", "out": Path("o"), "L_max": 131072, "dtype": "bf16", "target": "tensorrt"}
     plans, on_cpu = BuildOptions.of(**bf16), BuildOptions.of(model="m", out=Path("o"), L_max=131072)
+    geometry = plans.geometry(LLAMA_8B.facts)
     # 8,030,261,248 and 70,553,706,496 parameters, as published.
     assert stored_bytes(LLAMA_8B, plans) == 2 * 8_030_261_248
     assert stored_bytes(LLAMA_70B, plans) == 2 * 70_553_706_496
-    assert held_bytes(LLAMA_8B, plans) == 2 * 8_030_261_248
+    assert held_bytes(LLAMA_8B, plans, geometry) == 2 * 8_030_261_248
     own = BuildOptions.of(**bf16, share_weights=False, prefill_capacities=(4096,))
-    assert held_bytes(LLAMA_8B, own) == 3 * 2 * 8_030_261_248
-    assert held_bytes(LLAMA_8B, on_cpu) == 4 * 8_030_261_248
+    assert held_bytes(LLAMA_8B, own, geometry) == 3 * 2 * 8_030_261_248
+    assert held_bytes(LLAMA_8B, on_cpu, geometry) == 4 * 8_030_261_248
     int4 = dataclasses.replace(on_cpu, weights="int4")
     matrices = (8_030_261_248 - LLAMA_8B.others) // 128 * 73
     linear = matrices - 128256 * 4096 // 128 * 73
     assert stored_bytes(LLAMA_8B, int4) == matrices + 4 * LLAMA_8B.others
-    assert held_bytes(LLAMA_8B, int4) == stored_bytes(LLAMA_8B, int4) + 3 * linear
+    assert held_bytes(LLAMA_8B, int4, geometry) == stored_bytes(LLAMA_8B, int4) + 3 * linear
     assert read_bytes(LLAMA_8B, plans) == 2 * (8_030_261_248 - 128256 * 4096)
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from snapexport.builder.verify import verify
 from snapexport.cli.app import main
-from snapexport.contract.build_directory import Build
-from snapexport.contract.interface import require_interface
+from snapexport.contract.build_directory import Build, require_interface
 from snapexport.contract.manifest import DIGEST, MANIFEST, WEIGHTS, Manifest
 from snapexport.errors import UserError
 from snapexport.runtime.requests.llm import LLM
@@ -151,7 +150,6 @@ REFUSED["graphs"] = {
         lambda m: m["graphs"].pop("baseline-prefill"),
         "lacks the graph baseline-prefill",
     ),
-    "one trace": (lambda m: m["traces"].pop("decode"), "one trace without the other"),
     "input twice": (
         lambda m: m["graphs"]["decode"]["inputs"].append(spec(m, "decode", "input_ids")),
         "one of decode's inputs twice",
@@ -167,7 +165,6 @@ REFUSED["graphs"] = {
         lambda m: m["graphs"]["decode"].update(file="decode.1.onnx"),
         "in place of decode.onnx",
     ),
-    "segments": (lambda m: m["segments"].update(decode=[]), "too many segments"),
 }
 REFUSED["files"] = {
     # By the files: sizes, hashes, and the list of the folder of weights.

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from snapexport.contract import tensorrt_bindings
-from snapexport.contract.build_directory import Build
+from snapexport.contract.build_directory import Build, in_place
 from snapexport.contract.engines import EngineEntry, EngineFile, GraphEngine
-from snapexport.contract.interface import in_place
 from tests.fakes import cuda, tensorrt
 from tests.fakes.cuda import FakeCuda
 

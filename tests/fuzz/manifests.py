@@ -20,6 +20,7 @@ TRUSTED = {
     "model.qk_nope_head_dim", "model.v_head_dim", "matrices",
     "geometry.policy", "geometry.budget", "geometry.vote", "geometry.pool", "geometry.softmax",
     "geometry.group", "geometry.pool_kernel", "graph_options.methods",
+    "traces.prefill", "traces.decode",
 }  # fmt: skip
 """Facts that no name or shape of a graph shows: they are trusted (SECURITY.md)."""
 

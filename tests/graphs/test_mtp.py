@@ -18,6 +18,7 @@ from snapexport.builder.plan.footprint import footprint
 from snapexport.builder.plan.model import read_model
 from snapexport.builder.plan.weights import stored_bytes
 from snapexport.contract.build_directory import Build
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.errors import UserError
 from snapexport.files.copying import CLONE_BLOCK
 from snapexport.methods.table import graph_options
@@ -153,7 +154,7 @@ def test_plan_counts_the_layer_if_asked(tmp_path: Path) -> None:
         model=str(model), out=tmp_path, L_max=96, L_recent=RING, K=12, L_obs=8, batch=3, mtp=True
     )
     geometry = made.manifest.geometry
-    counted, without = (read_model(str(model), mtp=mtp) for mtp in (True, False))
+    counted, without = (read_model(str(model), one) for one in (options.graph, GraphOptions()))
     files = sum(file.size for file in made.manifest.weights)
     headers = len(made.manifest.weights) * 2 * CLONE_BLOCK
     assert files - headers <= stored_bytes(counted, options) <= files

@@ -84,8 +84,6 @@ PARTS = {
     "surgery": {"graphs"},
     "run": {"runtime"},
     "export": {"exporter"},
-    "trace": {"exporter"},
-    "layer": {"exporter"},
     "measure": {"graphs", "exporter", "runtime", "compare", "builder"},
 }
 """What a method's parts may import besides: each is loaded by the package that it names first."""

@@ -66,7 +66,11 @@ def derive(
 
 def _of_common_traces(options: GraphOptions) -> GraphOptions:
     """The options without those of methods that need traces of their own: none is kept."""
-    own = [method.options for method in table.METHODS if "export" in method.parts]
+    own = [
+        method.options
+        for method in table.METHODS
+        if any(not kind.traced_as for kind in method.kinds)
+    ]
     kept = tuple(one for one in options.methods if type(one) not in own)
     return replace(options, methods=kept)
 

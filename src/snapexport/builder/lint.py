@@ -119,7 +119,7 @@ def _large_topk(node: NodeProto, shown: dict[str, Any], largest: int) -> Iterato
 
 
 def _parser_findings(rtx: Any, path: Path, graph: str) -> Iterator[Finding]:
-    """What the parser of TensorRT for RTX refuses, by node. Needs no GPU."""
+    """Nodes that the parser of TensorRT for RTX refuses. Needs no GPU."""
     builder = rtx.Builder(_log(rtx))
     network = builder.create_network(0)
     parser = rtx.OnnxParser(network, _log(rtx))

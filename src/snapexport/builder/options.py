@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from snapexport.contract.exclusions import require_compatible, resolved
-from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy, Steps
+from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy
 from snapexport.contract.graph_options import CORE_FIELDS, GraphOptions, require_one_of
 from snapexport.contract.manifest import Quantization
 from snapexport.contract.model_facts import ModelFacts
@@ -30,7 +30,6 @@ from snapexport.errors import UserError, flag_of
 from snapexport.files.dtypes import DTYPES, CacheDType, DType
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
 from snapexport.methods import table
-from snapexport.methods.several_tokens.spec import SeveralTokensOptions
 
 WeightsFlag = Literal["keep", "dequantize", "int8", "int4", "fp8"]
 WEIGHTS_FLAGS: tuple[WeightsFlag, ...] = get_args(WeightsFlag)
@@ -40,13 +39,13 @@ DEFAULT_COMPRESSION = 4
 
 DEFAULT_L_SINK = 4
 SEEN_OF_QUESTION = 10
-"""Tokens of a question that the window sees, at least, behind the chat template's tail."""
+"""Tokens of a question that the window sees, at least, before the chat template's tail."""
 
 DEFAULT_CHUNK = 512
 """Long enough that arithmetic bounds a chunk's time on a GPU, short enough not to stall running
 streams."""
 CPU_CHUNK = 128
-"""The same where a CPU alone runs the graphs. Even a prompt of one token costs a whole chunk."""
+"""The same where only a CPU runs the graphs. Even a prompt of one token costs a whole chunk."""
 
 _STAGES = {stage: tuple(options) for stage, options in STAGES.items()}
 
@@ -125,7 +124,7 @@ class BuildOptions:
         require_one_of("--weights", self.weights, WEIGHTS_FLAGS)
         require_compatible(self.flags)
         object.__setattr__(self, "_shares_by_default", self.graph.share_weights is None)
-        object.__setattr__(self, "graph", self._resolved())
+        object.__setattr__(self, "graph", self._resolve())
         self._require_numbers()
         if self.policy != "full":
             self._require_one_budget()
@@ -150,7 +149,7 @@ class BuildOptions:
         """Every flag by field, as the table of exclusions asks about them."""
         return {**vars(self), **table.flags_of(self.graph)}
 
-    def _resolved(self) -> GraphOptions:
+    def _resolve(self) -> GraphOptions:
         own_weights = self.quantization and self.graph.share_weights is None
         given = replace(self.graph, share_weights=False) if own_weights else self.graph
         return resolved(given, self.target, self.dtype)
@@ -200,21 +199,18 @@ class BuildOptions:
             )
         if self.policy == "full":
             layers, cache_of = model.num_hidden_layers, model.cache_of or ()
-            return CacheGeometry.full(self.L_max, layers, self._steps.tokens, cache_of)
+            steps = table.steps(self.graph)
+            return CacheGeometry.full(self.L_max, layers, steps.tokens, cache_of)
         rings = [layer.ring(self.L_max) for layer in model.cached.values()]
         exact = [ring for ring in rings if ring]
         if len(exact) == len(rings):
-            return self._rings_alone(model, exact)
-        geometry = self._compressed(model, rings, template_tail)
+            return self._only_rings(model, exact)
+        geometry = self._compressed_cache(model, rings, template_tail)
         for method in table.METHODS:
             geometry = method.reshape(geometry, self.graph, model, like)
         return geometry
 
-    @property
-    def _steps(self) -> Steps:
-        return Steps(self.graph.of(SeveralTokensOptions).tokens_per_step)
-
-    def _rings_alone(self, model: ModelFacts, rings: Sequence[LayerGeometry]) -> CacheGeometry:
+    def _only_rings(self, model: ModelFacts, rings: Sequence[LayerGeometry]) -> CacheGeometry:
         """All layers have windows: each has an exact ring, and no layer votes."""
         sizes = [ring.L_recent for ring in rings]
         if given := self._given_cache_flags():
@@ -225,15 +221,16 @@ class BuildOptions:
             )
         L_obs = min(DEFAULT_L_OBS, self.L_max, *sizes)
         slots = Slots.of(rings, model.num_hidden_layers, model.cache_of or ())
-        return CacheGeometry(self.policy, self.L_max, slots, Vote(L_obs), self._steps)
+        return CacheGeometry(self.policy, self.L_max, slots, Vote(L_obs), table.steps(self.graph))
 
-    def _compressed(
+    def _compressed_cache(
         self, model: ModelFacts, rings: Sequence[LayerGeometry | None], template_tail: int
     ) -> CacheGeometry:
         """rings: the exact ones of layers that have such; the others vote."""
         L_sink = self._value("L_sink", DEFAULT_L_SINK)
         L_recent, K = self._ring_and_topk(L_sink)
-        budget, voter = self._value("budget", self._implied("budget") or BUDGETS[0]), self._voter
+        budget = self._value("budget", self._from_method_flags("budget") or BUDGETS[0])
+        voter = self._voter
         room = self.L_max - L_sink - L_recent
         voted = iter(topk_per_layer(budget, K, rings.count(None), room))
         shapes = [ring or LayerGeometry(L_sink, L_recent, next(voted)) for ring in rings]
@@ -245,10 +242,10 @@ class BuildOptions:
             voter=voter,
             **{stage: self._value(stage, default) for stage, default in DEFAULTS.items()},
         )
-        return CacheGeometry(self.policy, self.L_max, slots, vote, self._steps)
+        return CacheGeometry(self.policy, self.L_max, slots, vote, table.steps(self.graph))
 
-    def _implied(self, field: str) -> Any:
-        """What the flags of a method say of the vote, if they are given."""
+    def _from_method_flags(self, field: str) -> Any:
+        """A value that given flags of a method imply for the vote; None without them."""
         given = {type(one) for one in self.graph.methods}
         found = (getattr(one, field) for one in table.METHODS if one.options in given)
         return next(filter(None, found), None)
@@ -256,12 +253,12 @@ class BuildOptions:
     @property
     def _voter(self) -> Voter:
         """Who votes: by --vote-queries, or by the flags of one of them."""
-        implied: Voter | None = self._implied("voter")
+        implied: Voter | None = self._from_method_flags("voter")
         name = self._value("vote_queries", None)
         return implied or table.voter_of(name or Voter().name)
 
     def _window(self, voter: Voter, template_tail: int, L_recent: int) -> int:
-        """W: long enough to see the end of a question behind the template's tail.
+        """W: long enough to see the end of a question before the template's tail.
 
         Without a tail no longer than it has to be: more of the text before a question would vote. A
         prefill chunk that is given limits it.
@@ -319,7 +316,7 @@ class BuildOptions:
 
     @property
     def copies_weights(self) -> bool:
-        """Whether each further graph holds a copy of all weights that are no integers.
+        """Whether each further graph holds a copy of all weights that are not integers.
 
         ONNX Runtime converts 16-bit weights. All its graphs read one copy of fp32 weights in place.
         """
@@ -333,7 +330,7 @@ class BuildOptions:
 
     @property
     def quantization(self) -> Quantization | None:
-        """What the manifest says of the weights."""
+        """The form of the weights, as the manifest has it."""
         return None if self.weights == "dequantize" else self.weights
 
     @property
@@ -353,6 +350,12 @@ class BuildOptions:
         require_compatible(self.flags | geometry.chunk_facts(chunk))
         self.graph.require_chunk(chunk, self.L_max)
         return chunk
+
+    def chunks(self, geometry: CacheGeometry) -> tuple[int, ...]:
+        """Tokens of the chunks of all prefill graphs, ascending; C is the last."""
+        copies = self.copies_weights or self.holds_integers
+        chunk = self.chunk(geometry)
+        return table.chunks(self.graph, geometry, chunk, copies_weights=copies)
 
     @property
     def _usual_chunk(self) -> int:

@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from snapexport.builder.options import BuildOptions
-from snapexport.builder.prefill_sizes import capacities
 from snapexport.builder.texts import read_texts, template_tail
 from snapexport.contract.exclusions import require_compatible
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry import CacheGeometry, require_capacities
 from snapexport.contract.graph_options import uneven_batch
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import capabilities
@@ -22,7 +21,6 @@ from snapexport.exporter.weights.forms.integers import IntegerWeight
 from snapexport.exporter.weights.place import require_linkable
 from snapexport.exporter.weights.readers import read_quantization
 from snapexport.methods import table
-from snapexport.methods.short_chunks.spec import short_chunks
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class ResolvedBuild:
     """A build before its work begins: inputs read, defaults filled in.
 
     stored: the checkpoint as it was read. checkpoint: with the tensors that graphs have. texts: the
-    files that are copied, by name.
+    files that are copied, by name. chunks: tokens of those that prefill graphs take, ascending.
     """
 
     options: BuildOptions
@@ -40,9 +38,13 @@ class ResolvedBuild:
     decoder: Decoder
     model: ModelFacts
     geometry: CacheGeometry
-    prefill_chunk: int
+    chunks: tuple[int, ...]
     prefill_capacities: list[int]
-    short_chunks: list[int]
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Tokens of a whole chunk."""
+        return self.chunks[-1]
 
 
 def resolve(options: BuildOptions) -> ResolvedBuild:
@@ -70,7 +72,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
         if export := method.part("export"):
             export.require(checkpoint, decoder)
     checkpoint = derived.with_derived(checkpoint, decoder)
-    chunk = options.chunk(geometry)
+    chunks = options.chunks(geometry)
     return ResolvedBuild(
         options=options,
         stored=stored,
@@ -79,13 +81,9 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
         decoder=decoder,
         model=model,
         geometry=geometry,
-        prefill_chunk=chunk,
-        prefill_capacities=capacities(options, chunk),
-        short_chunks=short_chunks(
-            options.graph,
-            geometry,
-            chunk,
-            copies_weights=options.copies_weights or options.holds_integers,
+        chunks=chunks,
+        prefill_capacities=require_capacities(
+            options.prefill_capacities, chunks[-1], options.L_max
         ),
     )
 

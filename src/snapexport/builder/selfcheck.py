@@ -28,7 +28,6 @@ from snapexport.contract.vote import Vote
 from snapexport.exporter.model import model_facts
 from snapexport.exporter.read.families import is_held
 from snapexport.exporter.weights import shapes
-from snapexport.methods.extend.spec import ExtendOptions
 
 _SINKS, _LONGEST_POOL = 4, 7
 
@@ -89,7 +88,7 @@ def _write(sample: Sample, resolved: ResolvedBuild, directory: Path) -> Build:
         decode_batches=(),
         target="portable" if capabilities(asked.target).runs_on_gpu else asked.target,
         baseline=True,
-        graph=GraphOptions(methods=(asked.graph.of(ExtendOptions),)),
+        graph=GraphOptions(methods=tuple(one for one in asked.graph.methods if one.self_checked)),
     )
     small = ResolvedBuild(
         options=options,
@@ -99,9 +98,8 @@ def _write(sample: Sample, resolved: ResolvedBuild, directory: Path) -> Build:
         decoder=sample.decoder,
         model=model,
         geometry=_geometry(resolved.geometry, model, sizes),
-        prefill_chunk=sizes.chunk,
+        chunks=(sizes.chunk,),
         prefill_capacities=[],
-        short_chunks=[],
     )
     return write_into(directory, small, Silent())
 

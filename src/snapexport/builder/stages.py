@@ -11,14 +11,14 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 import torch
+from tokenizers import Tokenizer
 
 from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
-from snapexport.builder.layer_inputs import layer_inputs
 from snapexport.builder.progress import Progress
 from snapexport.builder.ranks import place_ranks, write_ranks
 from snapexport.builder.resolved import ResolvedBuild
 from snapexport.contract.build_directory import Build
-from snapexport.contract.graph_kinds import graph_of
+from snapexport.contract.graph_kinds import graph_of, kinds_of
 from snapexport.contract.manifest import (
     FORMAT_VERSION,
     WEIGHTS,
@@ -28,6 +28,7 @@ from snapexport.contract.manifest import (
     TraceName,
     Verified,
 )
+from snapexport.contract.memory import size, spelled
 from snapexport.contract.targets import capabilities
 from snapexport.exporter import trace
 from snapexport.exporter.method import TracedModel
@@ -35,15 +36,20 @@ from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.trace import link, with_batch
 from snapexport.exporter.trace.link import Traced
 from snapexport.exporter.trace.marking import Marking
+from snapexport.exporter.weights import inputs, shapes
 from snapexport.exporter.weights.forms import choice, parts
 from snapexport.exporter.weights.forms.parts import Weight
+from snapexport.exporter.weights.forms.rounding import Inputs
 from snapexport.exporter.weights.place import PlacedWeights, place
 from snapexport.files.dtypes import BY_FLAG
+from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.graphs.method import surgeries
 from snapexport.graphs.recipe import Recipe
 from snapexport.methods import table
 
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
+_LARGEST_LAYER = size("4GiB")
+"""In fp32, of a model that runs before its weights are rounded: a layer is in memory meanwhile."""
 
 
 def write_into(
@@ -65,8 +71,8 @@ def trace_model(
 ) -> tuple[Traces, PlacedWeights]:
     """Trace all graphs, place the weights in `directory`, and link the traces to them."""
     options = resolved.options
-    traced = _traced(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
-    checkpoint, traced, integers = _quantized(resolved, traced, progress)
+    traced = _trace_kinds(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
+    checkpoint, traced, integers = _quantize(resolved, traced, progress)
     read = {tensor for trace in traced.values() for tensor in trace.sources.values()}
     signed = options.holds_integers and capabilities(options.target).signed_integers
     for text in choice.notes(checkpoint.tensors, read, integers, options.dtype, signed=signed):
@@ -88,7 +94,7 @@ def trace_model(
             link=options.link_weights,
         )
     progress.stage("tying the graphs to the weights")
-    traces = _linked(resolved, traced, placed)
+    traces = _link(resolved, traced, placed)
     for method in surgeries(_recipe(resolved)):
         for name, model in traces.models.items():
             if graph_of(name).kind.name == "prefill":
@@ -96,7 +102,7 @@ def trace_model(
     return traces, placed
 
 
-def _traced(
+def _trace_kinds(
     resolved: ResolvedBuild, dtype: torch.dtype, progress: Progress
 ) -> dict[GraphName, Traced]:
     """A trace of each kind of graph that the build has."""
@@ -106,12 +112,17 @@ def _traced(
     progress.stage("tracing prefill")
     models = {
         f"prefill.c{tokens}": trace.trace_prefill(decoder, dtype, tokens, states, ranks)
-        for tokens in resolved.short_chunks
+        for tokens in resolved.chunks[:-1]
     }
     models["prefill"] = trace.trace_prefill(decoder, dtype, chunk, states, ranks)
     progress.stage("tracing decode")
     parallel = graph.data_parallel_attention
     models["decode"] = trace.trace_decode(decoder, dtype, states, 1, ranks, parallel)
+    tokens, kinds = resolved.geometry.steps.tokens, kinds_of(resolved.geometry, graph, chunk)
+    for kind in kinds.values():
+        if kind.checks_drafts:
+            progress.stage("tracing decode of several tokens")
+            models[kind.name] = trace.trace_decode(decoder, dtype, states, tokens, ranks)
     model = TracedModel(decoder, dtype, resolved.geometry, chunk, states, ranks)
     for method in methods:
         if export := method.part("export"):
@@ -120,7 +131,7 @@ def _traced(
     return {name: Traced.of(model, decoder) for name, model in models.items()}
 
 
-def _quantized(
+def _quantize(
     resolved: ResolvedBuild, traced: dict[GraphName, Traced], progress: Progress
 ) -> tuple[Checkpoint, dict[GraphName, Traced], dict[str, Weight]]:
     """The checkpoint and the traces as `--weights` changes them, and the weights as integers."""
@@ -128,15 +139,37 @@ def _quantized(
     if options.weights in (None, "dequantize"):
         return checkpoint, traced, {}
     decoder = resolved.decoder
-    target, inputs = capabilities(options.target), layer_inputs(resolved, progress)
+    target, read = capabilities(options.target), _layer_inputs(resolved, progress)
     signed, dtype = target.signed_integers, options.dtype
-    chosen = choice.of_flag(options.weights, decoder, inputs, dtype=dtype, signed=signed)
+    chosen = choice.of_flag(options.weights, decoder, read, dtype=dtype, signed=signed)
     marking = Marking(checkpoint.tensors, chosen, decoder.embedding, target.integer_experts)
     marked = {name: marking.mark(trace) for name, trace in traced.items()}
     return replace(checkpoint, tensors=marking.stored), marked, marking.weights
 
 
-def _linked(resolved: ResolvedBuild, traced: dict[str, Traced], placed: PlacedWeights) -> Traces:
+def _layer_inputs(resolved: ResolvedBuild, progress: Progress) -> dict[str, Inputs]:
+    """Measure what layers read, by the names of weights.
+
+    Empty where nothing is rounded, and where the model can't run.
+    """
+    if resolved.options.weights not in ("int4", "int8"):
+        return {}
+    largest = max(shapes.bytes_of_layers(resolved.decoder))
+    if largest > _LARGEST_LAYER:
+        progress.note(f"rounding only by the weights: a layer has {spelled(largest)} in fp32")
+        return {}
+    progress.stage("measuring what layers read")
+    try:
+        tokenizer, tokens = resolved.texts.get(TOKENIZER), list[int]()
+        if tokenizer is not None:
+            tokens = Tokenizer.from_buffer(tokenizer).encode(inputs.TEXT).ids
+        return inputs.measure(resolved.checkpoint.tensors, resolved.decoder, tokens, choice.BLOCK)
+    except Exception as error:  # of a model's own code: weights can be rounded without
+        progress.note(f"rounding only by the weights: {type(error).__name__}: {error!s:.100}")
+        return {}
+
+
+def _link(resolved: ResolvedBuild, traced: dict[str, Traced], placed: PlacedWeights) -> Traces:
     """The traces, tied to the weights: decode's for each number of batch slots."""
     whole, smaller = resolved.options.batch, resolved.options.smaller_batches
     models: dict[str, onnx.ModelProto] = {}

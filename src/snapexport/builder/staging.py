@@ -35,7 +35,7 @@ def staged(
     Overwrites only a directory that contains the file `marker`, and that was there at the start.
     """
     target = Path(os.path.normpath(target.absolute()))
-    with _hidden(target, "partial", marker) as content:
+    with _hidden_folder(target, "partial", marker) as content:
         former = _former(target, overwrite, marker, kind)
         yield content
         if former and os.path.lexists(target):
@@ -47,12 +47,12 @@ def staged(
 @contextmanager
 def scratch(beside: Path) -> Iterator[Path]:
     """Yield an empty hidden directory beside a build; it is removed at the end."""
-    with _hidden(Path(os.path.normpath(beside.absolute())), "scratch", MANIFEST) as content:
+    with _hidden_folder(Path(os.path.normpath(beside.absolute())), "scratch", MANIFEST) as content:
         yield content
 
 
 def _former(target: Path, overwrite: bool, marker: str, kind: str) -> os.stat_result | None:
-    """What is to be replaced, to know it again; None if there is nothing."""
+    """The identity of the directory to replace; None if there is none."""
     if not os.path.lexists(target):
         return None
     if not overwrite:
@@ -70,7 +70,7 @@ def _is_replaceable(target: Path, marker: str) -> bool:
 
 
 @contextmanager
-def _hidden(target: Path, purpose: str, marker: str) -> Iterator[Path]:
+def _hidden_folder(target: Path, purpose: str, marker: str) -> Iterator[Path]:
     """Yield `content` in a new hidden directory, locked; it is removed at the end.
 
     It is in the nearest parent of the target that exists. Those of killed processes are removed.

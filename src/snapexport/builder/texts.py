@@ -88,7 +88,7 @@ def template_tail(texts: Texts, source: Path | None = None) -> int:
     rendered = ""
     for name, template in _templates(texts, config).items():
         with _words_of(name, source):
-            found = _rendered(template, special)
+            found = _render(template, special)
         rendered = found if name == template_files.DEFAULT else rendered
     if _MESSAGE not in rendered or TOKENIZER not in texts:
         return 0
@@ -125,7 +125,7 @@ def _words_of(name: str, source: Path | None) -> Iterator[None]:
         raise UserError(f"{of}{error.message}{which}", hint) from None
 
 
-def _rendered(source: str, special: Mapping[str, str]) -> str:
+def _render(source: str, special: Mapping[str, str]) -> str:
     """A user's message and the beginning of an answer; nothing if the template refuses that.
 
     Raises UserError for a text that is not a template.

@@ -25,7 +25,7 @@ Weights = Mapping[str, Mapping[str, TensorSpan]]
 
 @dataclass(frozen=True)
 class Verified:
-    """What was compared, and what was not.
+    """A report of what was compared.
 
     unhashed_weights: files without a recorded hash. compared_graphs: False without the package
     onnx. other_files: files in the directory that the manifest doesn't list, such as config.json

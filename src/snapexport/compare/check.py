@@ -149,7 +149,7 @@ def _in_blocks(build: Build, tokens: Sequence[int], answer: Answer) -> float:
     are those after that text.
     """
     manifest, logits = build.manifest, dict[int, Logits]()
-    if "extend" not in manifest.graphs:
+    if not manifest.extends_rows:
         return 0.0
     geometry = manifest.geometry
     caches = zip(manifest.model.cached.values(), geometry.layers, strict=True)

@@ -81,12 +81,12 @@ def on_tensorrt(load_plan: LoadPlan) -> GraphLoader:
     def load(graph: GraphName) -> Iterator[Infer]:
         find_cudart()
         with _polygraphy_errors(graph), TrtRunner(lambda: load_plan(graph), name=graph) as runner:
-            yield lambda feed: _inferred(runner, feed)
+            yield lambda feed: _infer(runner, feed)
 
     return load
 
 
-def _inferred(runner: TrtRunner, feed: Feed) -> Feed:
+def _infer(runner: TrtRunner, feed: Feed) -> Feed:
     tensors = {name: _tensor(np.ascontiguousarray(array)) for name, array in feed.items()}
     with _polygraphy_errors(runner.name):
         return {name: _array(tensor).copy() for name, tensor in runner.infer(tensors).items()}

@@ -73,8 +73,8 @@ class Loop:
             if names.LOGITS in out:  # a sparse chunk has none
                 logits[end - 1] = out[names.LOGITS][0]
         if self._compresses:
-            out = self._compressed(out, prompt)
-        kept = () if self._full_cache else self._kept(out)
+            out = self._compress(out, prompt)
+        kept = () if self._full_cache else self._kept_positions(out)
         places, last = self._places(prompt_length), len(tokens) - 1
         for index in range(prompt_length, len(tokens)):
             position = index if last_position is None or index < last else last_position
@@ -133,7 +133,7 @@ class Loop:
             out = self._run(graph, feed | self._past(graph, out))
             yield end, out
 
-    def _compressed(self, out: Feed, prompt: Array) -> Feed:
+    def _compress(self, out: Feed, prompt: Array) -> Feed:
         """The outputs of compress, from those of the last chunk, and the recurrent states."""
         votes = Feed()
         for method in self._methods:
@@ -156,7 +156,7 @@ class Loop:
         """Run a further graph on the caches that a chunk left, and what else it takes."""
         return self._run(graph, out | given | self._past(graph, out))
 
-    def _kept(self, compressed: Feed) -> list[NDArray[np.int64]]:
+    def _kept_positions(self, compressed: Feed) -> list[NDArray[np.int64]]:
         """Kept positions of each cache, [Hkv,0] where it has no vote."""
         manifest = self.build.manifest
         caches, kv_heads = manifest.geometry.slots.caches, manifest.model.kv_heads
@@ -202,7 +202,7 @@ class Loop:
         return feed | {spec.name: np.zeros(spec.shape, np.int64) for spec in others}
 
     def _places(self, prompt_length: int) -> Feeder | None:
-        """What writes further inputs of a decode step, after a prompt; None: nothing does."""
+        """The writer of further inputs of a decode step after a prompt; None: it has none."""
         manifest = self.build.manifest
         found = (method.feeder(manifest, prompt_length) for method in self._methods)
         return None if self._full_cache else next(filter(None, found), None)

@@ -36,11 +36,11 @@ class MethodMeasure:
     """Does nothing. A method overrides what it does."""
 
     def votes(self, graphs: Prefilled, out: Feed, prompt: Array) -> Feed:
-        """What the compress step takes beside the caches and windows of the last chunk, `out`."""
+        """Further inputs of compress, beside caches and windows of the last chunk, `out`."""
         return {}
 
     def feeder(self, manifest: Manifest, prompt_length: int) -> Feeder | None:
-        """What writes further inputs of decode's steps after a prompt."""
+        """Return the writer of further inputs of decode's steps after a prompt."""
         return None
 
     def require(self, build: Build) -> None:

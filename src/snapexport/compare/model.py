@@ -58,7 +58,7 @@ def small_model(decoder: Decoder, tensors: Tensors) -> Any:
     tensors: by the names of a checkpoint, to be converted by transformers.
     """
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    model, report = _pretrained(decoder, None, torch.float32, state_dict=tensors, **eager)
+    model, report = _from_pretrained(decoder, None, torch.float32, state_dict=tensors, **eager)
     for what in ("missing_keys", "mismatched_keys"):
         if report[what]:
             raise UserError(
@@ -87,7 +87,7 @@ def drop_quantization(config: Any) -> tuple[Any, Any]:
     return both
 
 
-def _pretrained(
+def _from_pretrained(
     decoder: Decoder, files: Path | None, dtype: torch.dtype, **given: Any
 ) -> tuple[Any, dict[str, Any]]:
     """The model by `from_pretrained` of its own class, and transformers' report.
@@ -157,7 +157,7 @@ def _whole_model(checkpoint: Checkpoint, decoder: Decoder) -> Any:
         _SIXTEEN_BITS.get(tensor.dtype, torch.float32) for tensor in checkpoint.tensors.values()
     }
     dtype = kinds.pop() if len(kinds) == 1 else torch.float32
-    given, report = _pretrained(decoder, checkpoint.directory, dtype)
+    given, report = _from_pretrained(decoder, checkpoint.directory, dtype)
     if missing := sorted(report["missing_keys"]):  # transformers makes them random
         raise UserError(
             f"transformers finds no weights for {missing[0]} in {checkpoint.directory}",

@@ -8,22 +8,29 @@ ranks cannot share equally.
 
 from collections.abc import Callable
 
-from snapexport.contract.choices import (
+from snapexport.contract.policies import PRESETS
+from snapexport.contract.rule import (
     BASELINE,
     CHUNKED,
     FULL,
     IRREGULAR,
     KEEPS_ALL,
     LATENT,
+    LEAVE_OUT,
     NARROW_PROMPT,
     NO_TOPK,
     RANKS,
     SINGLE_SHOT,
     STREAMING,
     WIDTHS,
+    Choice,
+    Facts,
+    Rule,
+    fact,
+    flag,
+    some,
+    value,
 )
-from snapexport.contract.policies import PRESETS
-from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule, fact, flag, some, value
 from snapexport.contract.targets import TARGETS, TargetCapabilities, capabilities, targets_with
 from snapexport.errors import flag_of
 
@@ -88,7 +95,7 @@ _ANOTHER = {"L_sink": 4, "L_obs": 8, "pool_kernel": 7, "softmax": "candidates"}
 _OF_COMPRESSED = "the full cache has one form, and prefill extends it"
 
 
-def _fixed(policy: str, field: str, fixed: int | str) -> Rule:
+def _fixed_by(policy: str, field: str, fixed: int | str) -> Rule:
     """A policy that fixes a field, beside another value of it."""
     other = Choice(
         f"{flag_of(field)} {{{field}}}",
@@ -191,7 +198,7 @@ BUILD_RULES: tuple[Rule, ...] = (
     ),
     Rule(KEPT, STREAMING, NO_TOPK, LEAVE_OUT),
     *(
-        _fixed(policy, field, fixed)
+        _fixed_by(policy, field, fixed)
         for policy, fields in PRESETS.items()
         for field, fixed in fields.items()
         if field != "K"  # KEPT

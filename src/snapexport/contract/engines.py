@@ -114,7 +114,7 @@ class PackedGraph(EngineFile):
 
 
 class PackedGraphs(Strict):
-    """What was packed, by which ONNX Runtime, for which processor."""
+    """A record of packed graphs: their files, ONNX Runtime's version and the processor."""
 
     version: Word
     processor: Word

@@ -9,7 +9,6 @@ Facts are flags by field, and what is known of a model or a build. What is not k
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 
 from snapexport.contract.build_rules import BUILD_RULES
 from snapexport.contract.graph_options import GraphOptions
@@ -19,7 +18,6 @@ from snapexport.contract.targets import Target, capabilities
 from snapexport.errors import UserError
 from snapexport.files.dtypes import DType
 from snapexport.methods import table
-from snapexport.methods.method import Method
 
 
 def rules() -> tuple[Rule, ...]:
@@ -29,22 +27,12 @@ def rules() -> tuple[Rule, ...]:
 
 def build_rules() -> tuple[Rule, ...]:
     """The rules of a build's flags."""
-    return _build_rules(table.METHODS)
+    return (*BUILD_RULES, *(rule for method in table.METHODS for rule in method.rules))
 
 
 def run_rules() -> tuple[Rule, ...]:
     """The rules of what runs a build."""
-    return _run_rules(table.METHODS)
-
-
-@cache
-def _build_rules(methods: tuple[Method, ...]) -> tuple[Rule, ...]:
-    return (*BUILD_RULES, *(rule for method in methods for rule in method.rules))
-
-
-@cache
-def _run_rules(methods: tuple[Method, ...]) -> tuple[Rule, ...]:
-    return (*RUN_RULES, *(rule for method in methods for rule in method.run_rules))
+    return (*RUN_RULES, *(rule for method in table.METHODS for rule in method.run_rules))
 
 
 def require_compatible(facts: Facts) -> None:

@@ -3,7 +3,7 @@
 The full cache is the geometry L_sink = L_max, L_recent = K = 0. Knows no model and no graph.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -72,7 +72,7 @@ class CacheGeometry:
         if L_obs > recent and self.vote.voter.is_in_ring:
             raise UserError(
                 f"--L-obs {L_obs} is larger than --L-recent {recent}: "
-                "the observation window must lie inside the ring",
+                "the observation window must be inside the ring",
                 f"use --L-obs {max(1, recent)} or less, or --L-recent {L_obs} or more",
             )
 
@@ -103,7 +103,7 @@ class CacheGeometry:
 
     @property
     def widest(self) -> dict[int, LayerGeometry]:
-        """Of each layer that has caches of its own, the one with the most slots."""
+        """The cache with the most slots of each layer that has caches of its own."""
         by_layer: dict[int, list[LayerGeometry]] = {}
         for cache, shape in zip(self.slots.caches, self.layers, strict=True):
             by_layer.setdefault(cache.layer, []).append(shape)
@@ -146,11 +146,11 @@ class CacheGeometry:
         return min(sizes, default=self.L_max)
 
     def is_single_shot(self, prefill_chunk: int) -> bool:
-        """Whether a prefill chunk of so many tokens holds the whole padded prompt."""
+        """Whether a prefill chunk of that many tokens holds the whole padded prompt."""
         return prefill_chunk == self.L_max
 
     def chunk_facts(self, prefill_chunk: int) -> dict[str, object]:
-        """What the table of exclusions asks about the vote beside prefill's chunks."""
+        """Facts of the vote and prefill's chunks, for the table of exclusions."""
         return {
             "vote_queries": self.voter and self.voter.name,
             "voters": self.vote.L_obs,
@@ -176,15 +176,25 @@ class CacheGeometry:
         return CacheGeometry.full(self.L_max, slots.num_layers, cache_of=slots.cache_of)
 
 
-def too_small(capacities: Iterable[int], chunk: int, L_max: int) -> tuple[int, int] | None:
-    """The first of the prefill capacities and L_max that is below its bound, and the bound.
+def require_capacities(given: Collection[int], chunk: int, L_max: int) -> list[int]:
+    """Positions of the caches of further prefill graphs, ascending. Raises UserError.
 
-    capacities: ascending. The smallest holds a chunk, and each next one twice the one before, so
-    that heads move to new places without overlapping their old ones.
+    The smallest holds a chunk. Each is at least twice the one before, so that heads move to new
+    places without overlapping their old ones, and moving is rare.
     """
-    least = 0
-    for capacity in (*capacities, L_max):
-        if capacity < max(least, chunk):
-            return capacity, max(least, chunk)
-        least = 2 * capacity
-    return None
+    if given and chunk == L_max:
+        raise UserError(
+            "--prefill-capacities is for prefill in chunks, but the prefill chunk is L_max",
+            "leave it out, or use a smaller --prefill-chunk",
+        )
+    least, ascending = chunk, sorted(set(given))
+    for capacity in (*ascending, L_max) if given else ():
+        if capacity < least:
+            raise UserError(
+                f"--prefill-capacities {' '.join(map(str, ascending))}: {capacity} is below "
+                f"{least}",
+                f"begin at {chunk} (the prefill chunk) or above, at least double from one to the "
+                f"next, and end at {L_max // 2} (half of --L-max) or below",
+            )
+        least = max(2 * capacity, chunk)
+    return ascending

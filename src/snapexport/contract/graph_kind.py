@@ -15,7 +15,7 @@ BuiltIf = Callable[[CacheGeometry, GraphOptions, int], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What an executor does with a build.
+    """Describes an executor's work with a build.
 
     takes_prompts, generates: of the two halves of a request, those that are done here.
     chunks: whether prompts go into a cache of full length. blocks: onto the compressed cache.

@@ -19,7 +19,7 @@ from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.graph_specs import GraphFacts, Tensors
 from snapexport.methods import table
-from snapexport.methods.method import TRACE, Method
+from snapexport.methods.method import Method
 
 BASELINE = "baseline-"
 """Prefix of the names of the full cache's graphs."""
@@ -75,18 +75,10 @@ def _kinds(methods: tuple[Method, ...]) -> Mapping[str, GraphKind]:
 
 def tensors(kind: GraphKind, facts: GraphFacts) -> Tensors:
     """All inputs but weights, and all outputs, of a graph."""
-    return _with_methods(kind.specs(facts), facts, kind.name)
-
-
-def trace_tensors(name: str, facts: GraphFacts) -> Tensors:
-    """The same of a trace, which has no caches. name: prefill or decode."""
-    return _with_methods(facts.traced(name), facts, TRACE)
-
-
-def _with_methods(common: Tensors, facts: GraphFacts, kind: str) -> Tensors:
+    common = kind.specs(facts)
     inputs, outputs = dict(common[0]), dict(common[1])
     for method in table.methods_on(facts.geometry, facts.options):
-        more_inputs, more_outputs = method.tensors(facts, kind, common)
+        more_inputs, more_outputs = method.tensors(facts, kind.name, common)
         inputs |= more_inputs
         outputs |= more_outputs
     return inputs, outputs
@@ -94,7 +86,7 @@ def _with_methods(common: Tensors, facts: GraphFacts, kind: str) -> Tensors:
 
 @dataclass(frozen=True, slots=True)
 class GraphOf:
-    """What a graph's name says. size: the N of NAME.N; tokens: the M of NAME.cM; 0: the whole."""
+    """The parts of a graph's name. size: N of NAME.N; tokens: M of NAME.cM; 0: the whole."""
 
     kind: GraphKind
     size: int = 0

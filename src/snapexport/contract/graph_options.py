@@ -38,11 +38,13 @@ def option(default: Any, help: str, group: str = "advanced", **metadata: Any) ->
 class MethodOptions:
     """The flags of one cache method, each a field made by `option`.
 
-    on_full_cache: whether they change the graphs of the full cache too. The checks raise UserError;
+    on_full_cache: whether they change the graphs of the full cache too. self_checked: whether a
+    build's small decoder that is compared with transformers has them. The checks raise UserError;
     none is made here.
     """
 
     on_full_cache: ClassVar[bool] = False
+    self_checked: ClassVar[bool] = False
 
     def require_target(self, target: Target) -> None:
         """Check what the target can't do."""

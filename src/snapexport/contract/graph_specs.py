@@ -22,7 +22,7 @@ Tensors = tuple[Specs, Specs]
 
 
 class BuildFacts(Protocol):
-    """What a manifest says of all graphs."""
+    """Facts of a manifest that hold for all graphs."""
 
     @property
     def single_shot(self) -> bool: ...
@@ -78,24 +78,13 @@ class GraphFacts:
         if self.is_full:
             self.options = self.options.of_full_cache()
 
-    def traced(self, name: str) -> Tensors:
-        """Those of a trace, which has no caches. name: prefill or decode."""
-        rows, tokens = 1, self.chunk
-        others: dict[str, Shape] = {names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
-        if name == "decode":
-            rows, tokens = self.batch, 1
-            others = {names.POSITION_IDS: (rows, 1)}
-        shapes = {names.INPUT_IDS: (rows, tokens), **others}
-        inputs: Specs = {name: ("int64", shape) for name, shape in shapes.items()}
-        return inputs, self.logits(rows)
-
     def prefill(self) -> Tensors:
         """A chunk of a prompt, or all of it."""
         ids: Specs = {names.INPUT_IDS: ("int64", (1, self.chunk))}
         length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
         logits = self.logits(1)
         if self.build.single_shot and not self.is_full:
-            return ids | length, logits | self._compressed()
+            return ids | length, logits | self._compressed_row()
         presents = self.whole(names.present_key, names.present_value)
         if self.build.single_shot:
             return ids | length, logits | presents
@@ -105,7 +94,7 @@ class GraphFacts:
     def compress(self) -> Tensors:
         """The compress step."""
         length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
-        return length | self.whole(names.past_key, names.past_value), self._compressed()
+        return length | self.whole(names.past_key, names.past_value), self._compressed_row()
 
     def decode(self, tokens: int = 1) -> Tensors:
         """A decode step of `tokens` tokens of each batch slot."""
@@ -180,7 +169,7 @@ class GraphFacts:
             )
         }
 
-    def _compressed(self) -> Specs:
+    def _compressed_row(self) -> Specs:
         """One compressed prompt, and what it kept."""
         specs = after(self.caches(1))
         for cache, kv_heads, shape, _ in self.held:

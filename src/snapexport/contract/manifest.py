@@ -86,7 +86,7 @@ class WeightFile(Strict):
 
 
 class Verified(Strict):
-    """What self-verification compared of a small decoder: some of the checkpoint's layers.
+    """The comparison of a small decoder with transformers: some of the checkpoint's layers.
 
     layers: their indices. miniature: the decoder had small sizes and random weights, since the
     checkpoint's own layers are too large. target: that the graphs were made for. tokens: of the
@@ -185,7 +185,7 @@ class Manifest(Strict):
 
     @property
     def comparison(self) -> str:
-        """What was compared with transformers when the build was made, as a sentence."""
+        """A sentence about the comparison with transformers when the build was made."""
         found = self.verified
         if found is None:
             return "not compared with transformers when it was built, since tests hold its family"
@@ -238,6 +238,11 @@ class Manifest(Strict):
         """Tokens of the chunks that graphs take a prompt in, ascending; `prefill_chunk` is last."""
         short = {graph_of(name).tokens for name in self.graphs} - {0}
         return (*sorted(short), self.prefill_chunk)
+
+    @property
+    def extends_rows(self) -> bool:
+        """Whether a graph takes tokens onto a compressed row."""
+        return any(graph_of(name).kind.extends_rows for name in self.graphs)
 
     def _smaller(self, name: GraphName, tokens: int = 0) -> dict[int, GraphName]:
         """{N: graph} of each graph name.N, ascending."""

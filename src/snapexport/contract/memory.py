@@ -2,7 +2,7 @@
 
 Loads nothing. `plan`, `inspect`, `engine`, `bench` and the servers count by these functions, and by
 the one table of measured factors. The tensors are those of a build's graphs; a build that is not
-made yet has those of `interface.graph_specs`, and its weights are counted from a checkpoint
+made yet has those of `build_directory.graph_specs`, and its weights are counted from a checkpoint
 (builder.plan.weights). The least that a step has to move is another number (measure.bench.costs).
 """
 
@@ -30,7 +30,7 @@ NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9), rounded up."""
 
 @dataclass(frozen=True, kw_only=True)
 class Factors:
-    """What a target's runtime holds beside weights, caches, inputs and outputs.
+    """Memory that a target's runtime holds beside weights, caches, inputs and outputs.
 
     process: bytes before the first layer (docs/how-to/plan.md).
     arena: copies of a layer's work. ONNX Runtime allocates tensor by tensor in a graph's first run,
@@ -113,7 +113,7 @@ def total_bytes(specs: Iterable[TensorSpec]) -> int:
 
 
 def planned_bytes(specs: Iterable[tuple[str, Shape]]) -> int:
-    """Bytes of tensors of `interface.graph_specs`."""
+    """Bytes of tensors of `build_directory.graph_specs`."""
     return sum(math.prod(shape) * BY_NUMPY[dtype].bytes for dtype, shape in specs)
 
 
@@ -210,11 +210,11 @@ def composed_attention(manifest: Manifest) -> dict[str, int]:
     return {
         name: max(found)
         for name, graph in manifest.graphs.items()
-        if graph_of(name).kind.has_attention and (found := [*_composed(manifest, graph)])
+        if graph_of(name).kind.has_attention and (found := [*_composed_scores(manifest, graph)])
     }
 
 
-def _composed(manifest: Manifest, graph: GraphEntry) -> Iterator[int]:
+def _composed_scores(manifest: Manifest, graph: GraphEntry) -> Iterator[int]:
     """Bytes of the scores of each attention that is not fused."""
     for layer, batch, rows, slots in _attentions(manifest, graph):
         beside_sinks = layer.sinks and batch > 1  # the sink's slot is made for one row of the batch

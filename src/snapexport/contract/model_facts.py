@@ -17,7 +17,7 @@ from snapexport.contract.slots import LayerGeometry, value_at
 
 
 class StateSizes(Strict):
-    """What a layer holds of all positions; its size does not grow with them.
+    """A layer's state of all positions; its size does not grow with them.
 
     conv: channels, and the positions that a convolution still reads, k - 1; None: no convolution.
     matrix: heads H, dk and dv of [H,dk,dv], float32; None: none.
@@ -91,7 +91,7 @@ class LayerHeads(NamedTuple):
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Of a cached key and of a cached value."""
+        """The widths of a cached key and of a cached value."""
         return self.key_dim, self.value_dim
 
     @property
@@ -206,7 +206,7 @@ class ModelFacts(Strict):
 
     @property
     def features(self) -> dict[str, bool]:
-        """What the table of exclusions asks about a model."""
+        """Facts of the model for the table of exclusions."""
         layers, latent = self.layers, self.latent is not None
         kinds = {(layer.heads, layer.kv_heads, *layer.widths) for layer in layers}
         differ = {
@@ -229,13 +229,13 @@ class ModelFacts(Strict):
 
     def cut(self, ranks: int) -> "ModelFacts":
         """A rank's facts: its heads. Every rank has the latents of all heads."""
-        changed = {"num_attention_heads": _shared(self.num_attention_heads, ranks)}
+        changed = {"num_attention_heads": _share(self.num_attention_heads, ranks)}
         if not self.kv_lora_rank:
-            changed["num_key_value_heads"] = _shared(self.num_key_value_heads, ranks)
+            changed["num_key_value_heads"] = _share(self.num_key_value_heads, ranks)
         return self.model_copy(update=changed)
 
 
-def _shared(column: Counts, ranks: int) -> Counts:
+def _share(column: Counts, ranks: int) -> Counts:
     if isinstance(column, tuple):
         return tuple(count // ranks for count in column)
     return column // ranks

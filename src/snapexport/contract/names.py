@@ -130,8 +130,6 @@ is_conv = _ends(".conv")
 """Whether it names `past_conv`, or what is there after the step."""
 is_state = _ends(".conv", ".matrix")
 """Whether it names a recurrent state, before or after the step: it has no positions."""
-is_block_key = _ends(".block_key")
-"""Whether it names `past_block_key` or `present_block_key`."""
 is_cache = _begins(_PAST, _PRESENT)
 """Whether it names a cache, before or after the step."""
 is_attended = _begins(_ATTENDED)

@@ -120,7 +120,7 @@ def chunks(length: int, chunk: int, *, rewinds: bool) -> list[tuple[int, int]]:
     """[0, C), [C, 2C) ... and [length - C, length), which overlaps the one before.
 
     If none rewinds, the first is the short one: [0, r), [r, r + C) ... All voters are in the last
-    one then too, and nothing is written behind the prompt, as a short last chunk would.
+    one then too, and nothing is written after the prompt, as a short last chunk would.
     """
     if rewinds:
         ends = [*range(chunk, length, chunk), length]
@@ -130,7 +130,7 @@ def chunks(length: int, chunk: int, *, rewinds: bool) -> list[tuple[int, int]]:
 
 
 def _chunks(length: int, prefill: Prefill) -> list[Piece]:
-    """What is left besides whole chunks goes into the shortest graph that holds it."""
+    """The chunks; tokens beside whole ones go into the shortest graph that holds them."""
     found: list[Piece] = []
     done = 0
     for start, end in chunks(length, prefill.chunk, rewinds=prefill.rewinds):
@@ -141,7 +141,7 @@ def _chunks(length: int, prefill: Prefill) -> list[Piece]:
 
 
 def _blocks(start: int, end: int, prefill: Prefill) -> list[Piece]:
-    """As few as possible.
+    """The blocks, as few as possible.
 
     The prompt's last tokens follow each block but the last, which has them. With these all are
     equally long, up to one token: a short block would leave the vote to few. Where a block ends

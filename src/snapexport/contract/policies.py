@@ -7,7 +7,7 @@ from snapexport.contract.vote import DEFAULT_POOL_KERNEL
 
 PRESETS: Mapping[Policy, Mapping[str, int | str]] = {
     "snapstream": {},
-    # StreamingLLM (arXiv:2309.17453): sinks and ring alone.
+    # StreamingLLM (arXiv:2309.17453): only sinks and ring.
     "streaming": {"K": 0},
     # SAGE-KV (arXiv:2503.08879): the last token decides, position by position.
     "sage": {"L_obs": 1, "pool_kernel": 1},
@@ -27,7 +27,7 @@ VOTE_FIELDS = ("vote", "pool", "softmax", "group", "budget", "vote_queries")
 
 
 LEAST_RING = 18
-"""A default ring is no shorter: with 14 slots running text loses more than by a ring alone
+"""A default ring is not shorter: with 14 slots running text loses more than by only a ring
 (docs/quality.md)."""
 
 PYRAMID_BETA = 20

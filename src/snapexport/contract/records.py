@@ -48,9 +48,10 @@ class GeometryRecord:
 
     def geometry(self) -> CacheGeometry:
         """The geometry that the record describes. Raises UserError for invalid values."""
-        voter = voter_of(self.vote_queries)
-        parts = self._slots(), self._of(Vote, voter=voter), Steps(self.step_tokens)
-        return CacheGeometry(self.policy, self.L_max, *parts)
+        options = {name: getattr(self, name) for name in Vote.__slots__ if name != "voter"}
+        vote = Vote(**options, voter=voter_of(self.vote_queries))
+        steps = Steps(self.step_tokens)
+        return CacheGeometry(self.policy, self.L_max, self._slots(), vote, steps)
 
     @classmethod
     def of(cls, geometry: CacheGeometry) -> "GeometryRecord":
@@ -78,10 +79,6 @@ class GeometryRecord:
                 "build it again",
             )
         return slots
-
-    def _of(self, part: type[Any], **known: object) -> Any:
-        own = set(part.__slots__) - known.keys()
-        return part(**known, **{name: getattr(self, name) for name in own})
 
 
 def _geometry_schema(_: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:

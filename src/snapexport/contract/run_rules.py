@@ -7,8 +7,20 @@ for its caches' type, `compresses`, `graphs`, `has_baseline`, `has_engines`.
 `Build.require_run` makes them. `unequal_widths` is of its model.
 """
 
-from snapexport.contract.choices import BLOCKS, ONTO_ROWS, OUTPUTS, PARKED
-from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, fact, flag, is_given, some, value
+from snapexport.contract.rule import (
+    BLOCKS,
+    LEAVE_OUT,
+    ONTO_ROWS,
+    OUTPUTS,
+    PARKED,
+    Choice,
+    Rule,
+    fact,
+    flag,
+    is_given,
+    some,
+    value,
+)
 from snapexport.contract.targets import TENSORRT, TENSORRT_RTX, capabilities, targets_with
 
 _WITH_BASELINE = "build it again with --baseline"
@@ -151,7 +163,7 @@ RUN_RULES: tuple[Rule, ...] = (
         for choice in (ON_GPU, OPENVINO, OF_ENGINES)
     ),
     *(
-        Rule(choice, OF_RANKS, "its rows lie in several processes", _OF_ONE_RANK)
+        Rule(choice, OF_RANKS, "its rows are in several processes", _OF_ONE_RANK)
         for choice in (ROLE, PREFILLED, PARKED, OUTPUTS, ONTO_ROWS)
     ),
     Rule(

@@ -82,7 +82,7 @@ class LayerGeometry:
         return min(self.eligible(prompt_length), self.K)
 
     def ring(self, prompt_length: int) -> range:
-        """The cache slots that a step after a prompt of so many tokens writes to."""
+        """The cache slots that a step after a prompt of that length writes to."""
         whole = self.K if self.is_whole(prompt_length) else 0
         return range(self.L_sink, self.L_sink + self.ring_slots + whole)
 
@@ -122,9 +122,6 @@ class LayerGeometry:
 HeadGroups = tuple[tuple[tuple[int, ...], ...], ...]
 """The KV heads of each group of each layer, ascending. Empty: every layer has one cache."""
 
-MOST_GROUPS = 8
-"""Groups of a layer: each costs a decode step an attention of its own."""
-
 
 class CacheHeads(NamedTuple):
     """The KV heads of one cache. cache: its number in the names of tensors, that of its layer.
@@ -138,7 +135,7 @@ class CacheHeads(NamedTuple):
     heads: tuple[int, ...] | None
 
     def count(self, kv_heads: int) -> int:
-        """Its KV heads, of a layer that has so many."""
+        """Its KV heads. kv_heads: of its layer."""
         return kv_heads if self.heads is None else len(self.heads)
 
 
@@ -149,29 +146,6 @@ def caches_of(groups: HeadGroups) -> Iterator[CacheHeads]:
         for heads in of_layer:
             yield CacheHeads(index, layer, heads if len(of_layer) > 1 else None)
             index += 1
-
-
-def require_groups(groups: HeadGroups, num_layers: int) -> None:
-    """Raise UserError unless the groups of each layer hold each of the same heads once."""
-    if groups and len(groups) != num_layers:
-        raise UserError(
-            f"there are head groups of {len(groups)} layers, the model has {num_layers}",
-            "make groups of each layer's KV heads",
-        )
-    kv_heads = sum(map(len, groups[0])) if groups else 0
-    for layer, of_layer in enumerate(groups):
-        heads = [head for group in of_layer for head in group]
-        ordered = all(list(group) == sorted(group) for group in of_layer)
-        if not all(of_layer) or not ordered or sorted(heads) != list(range(kv_heads)):
-            raise UserError(
-                f"the head groups of layer {layer} do not hold each of {kv_heads} KV heads once",
-                "put each KV head into one group, in ascending order",
-            )
-        if len(of_layer) > MOST_GROUPS:
-            raise UserError(
-                f"layer {layer} has {len(of_layer)} head groups, more than {MOST_GROUPS}",
-                f"use --head-groups {MOST_GROUPS} or less",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +177,6 @@ class Slots:
         return cls(num_layers, L_sink, L_recent, K, cache_of=cache_of, chunk=chunk)
 
     def __post_init__(self) -> None:
-        require_groups(self.head_groups, self.num_layers)
         self._require_sources()
         for name, value in self._per_cache().items():
             self._require_caches(name, value)

@@ -121,7 +121,7 @@ class TargetCapabilities:
     openvino: OpenVINO reads the graphs as they are.
     fp8_weights: graphs may hold fp8 weights. ONNX Runtime's CPU provider would dequantize them anew
     in each run, which took 11 times as long as a row's product with the matrix in fp32.
-    valid_slots: an operator can attend to valid cache slots alone (`--decode-attention valid`).
+    valid_slots: an operator can attend to only the valid cache slots (`--decode-attention valid`).
     domains, own_operators: operators beside ONNX's own: of whole domains, and in ONNX's domain.
     tensor_types: ONNX's names of the types that it computes in; empty: all.
     largest_topk: largest K of a TopK; None: no limit.

@@ -37,6 +37,11 @@ class Voter:
     follows_prompt: bool = False
     decodes: bool = False
 
+    @property
+    def by_window(self) -> bool:
+        """Whether the window of the last chunk's queries votes, by the vote's options."""
+        return not self.counts
+
 
 WINDOW = "L_obs", "vote", "softmax", "group"
 """Fields of `Vote` that have no effect where no window of queries votes."""

@@ -5,51 +5,33 @@ when a layer asks for them.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import GraphOptions, MethodOptions
-from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
+from snapexport.contract.graph_specs import GraphFacts, Tensors
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.names import Likeliest
 from snapexport.contract.pieces import FurtherWork, InnerChunks
 from snapexport.contract.rule import Facts, Rule
 from snapexport.contract.targets import Target
 from snapexport.contract.vote import Voter
+from snapexport.errors import UserError
 from snapexport.files.dtypes import DType
-
-TRACE = "trace"
-"""In place of a kind of graph: a trace, which has no caches."""
+from snapexport.files.untrusted import read_object
 
 IsOn = Callable[[CacheGeometry, GraphOptions], bool]
 
-
-def no_tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
-    """Add nothing to any graph."""
-    none: Specs = {}
-    return none, none
-
-
-def same_options(options: GraphOptions, target: Target, dtype: DType) -> GraphOptions:
-    """Return the options as they are."""
-    return options
-
-
+Resolve = Callable[[GraphOptions, Target, DType], GraphOptions]
 Reshape = Callable[[CacheGeometry, GraphOptions, ModelFacts, CacheGeometry | None], CacheGeometry]
 
 
-def same_geometry(
-    geometry: CacheGeometry, options: GraphOptions, model: ModelFacts, like: CacheGeometry | None
-) -> CacheGeometry:
-    """Return the geometry."""
-    return geometry
-
-
 class Calibration(NamedTuple):
-    """What `snapexport calibrate` measures for a method.
+    """A measurement by `snapexport calibrate` for a method.
 
     flag: of `calibrate`, by field. help: for its --help. is_default: measured without a flag.
     """
@@ -57,6 +39,25 @@ class Calibration(NamedTuple):
     flag: str
     help: str
     is_default: bool = False
+
+
+def read_calibration(
+    path: Path, most: int, form: str, further: set[str], hint: str
+) -> dict[str, Any]:
+    """Read what a file of `snapexport calibrate` holds, among it a list `layers`. Raises UserError.
+
+    form: its format. further: keys beside `format`, `layers` and `calibration`.
+    """
+    try:
+        found = read_object(path, most, hint)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}", hint) from None
+    if found.get("format") != form or set(found) != {"format", "layers", "calibration"} | further:
+        what = form.removeprefix("snapexport ").removesuffix(" 1")
+        raise UserError(f"{path} does not hold {what}", hint)
+    if not isinstance(found["layers"], list):
+        raise UserError(f"{path}: layers is not a list", hint)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,7 +79,11 @@ class Method:
         geometry of a finished build that the result has to be like, if there is one.
     stores: the value of --cache-dtype that it stores caches in.
     resolve: fills in the defaults of graph options that it decides.
-    tensors: what it adds to a graph of a kind (or `TRACE`), beside that kind's common tensors.
+    step_tokens: most tokens of a batch slot in a decode step.
+    chunks: tokens of the chunks that it adds graphs for, by graph options, geometry, the prefill
+        chunk and whether each graph holds a copy of the weights. Raises UserError.
+    further_layers: how many layers after the model's last its graphs run.
+    tensors: what it adds to a graph of a kind, beside that kind's common tensors.
     likeliest: outputs that it adds, from which the host samples in place of the logits.
     kinds: kinds of graphs of its own.
     reads_hidden_states: whether it needs the hidden states of the last layer of each trace.
@@ -104,9 +109,12 @@ class Method:
     stores: str | None = None
     budget: str | None = None
     budget_help: str = ""
-    reshape: Reshape = same_geometry
-    resolve: Callable[[GraphOptions, Target, DType], GraphOptions] = same_options
-    tensors: Callable[[GraphFacts, str, Tensors], Tensors] = no_tensors
+    reshape: Reshape = lambda geometry, options, model, like: geometry
+    resolve: Resolve = lambda options, target, dtype: options
+    step_tokens: Callable[[GraphOptions], int] = lambda options: 1
+    chunks: Callable[[GraphOptions, CacheGeometry, int, bool], Sequence[int]] = lambda *_: ()
+    further_layers: Callable[[GraphOptions], int] = lambda options: 0
+    tensors: Callable[[GraphFacts, str, Tensors], Tensors] = lambda facts, kind, common: ({}, {})
     likeliest: Likeliest | None = None
     kinds: tuple[GraphKind, ...] = ()
     reads_hidden_states: bool = False

@@ -4,7 +4,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry import CacheGeometry, Steps
 from snapexport.contract.graph_options import CORE_FIELDS, GraphOptions, MethodOptions
 from snapexport.contract.names import Likeliest
 from snapexport.contract.pieces import InnerChunks
@@ -60,6 +60,23 @@ def in_blocks(wanted: bool) -> MethodOptions:
     """Options with which prompts can go block by block onto a compressed cache, or cannot."""
     given = next(method.in_blocks for method in METHODS if method.in_blocks)
     return given if wanted else type(given)()
+
+
+def steps(options: GraphOptions) -> Steps:
+    """The tokens of decode's steps."""
+    return Steps(max(method.step_tokens(options) for method in METHODS))
+
+
+def chunks(
+    options: GraphOptions, geometry: CacheGeometry, chunk: int, *, copies_weights: bool
+) -> tuple[int, ...]:
+    """Tokens of the chunks of all prefill graphs, ascending: those below `chunk`, and `chunk`.
+
+    copies_weights: whether a further graph holds a copy of the weights. Raises UserError.
+    """
+    wanted = options, geometry, chunk, copies_weights
+    shorter = {tokens for method in METHODS for tokens in method.chunks(*wanted)}
+    return (*sorted(shorter), chunk)
 
 
 def inner_chunks(options: GraphOptions, prefill_chunk: int) -> InnerChunks | None:

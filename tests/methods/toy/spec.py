@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from snapexport.contract import names
-from snapexport.contract.choices import FULL
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import GraphOptions, MethodOptions, option
 from snapexport.contract.graph_specs import GraphFacts, Tensors
 from snapexport.contract.pieces import Piece
-from snapexport.contract.rule import LEAVE_OUT, Rule, some
+from snapexport.contract.rule import FULL, LEAVE_OUT, Rule, some
 from snapexport.errors import UserError
 from snapexport.methods.method import Method
 

@@ -9,8 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from snapexport.builder import build
-from snapexport.contract.build_directory import Build
-from snapexport.contract.interface import weight_inputs
+from snapexport.contract.build_directory import Build, weight_inputs
 from snapexport.errors import UserError
 from snapexport.runtime.engine.host_memory import HostMemory
 from snapexport.runtime.engine.open_executor import open_executor

@@ -11,7 +11,6 @@ from snapexport import LLM, SamplingParams
 from snapexport.builder import BuildOptions, build
 from snapexport.contract.pieces import Prefill, pieces, pieces_of
 from snapexport.errors import UserError
-from snapexport.methods.short_chunks.spec import short_chunks
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.facts import model_facts
@@ -122,7 +121,7 @@ def test_a_short_turn_onto_a_row_runs_a_short_graph(monkeypatch: pytest.MonkeyPa
 def test_a_build_to_extend_has_a_short_chunk_by_default(checkpoint: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"L_max": 256, "extend": True, "decode_batches": ()}
     made = build(checkpoint, tmp_path / "b", **options).manifest
-    assert made.short_chunks == [32]
+    assert made.chunks[:-1] == (32,)
     assert {"prefill.c32", "extend.c32"} < set(made.graphs)
     assert made.graphs["extend.c32"].inputs[0].shape == [1, 32]
 
@@ -145,9 +144,7 @@ def test_no_short_chunk_where_it_would_not_pay(options: dict[str, Any], tmp_path
     options = {"L_max": 256, "extend": True} | options
     made = BuildOptions.of(model="m", out=tmp_path / "b", **options)
     geometry = made.geometry(model_facts(2))
-    copies = made.copies_weights or made.holds_integers
-    chunk = made.chunk(geometry)
-    assert short_chunks(made.graph, geometry, chunk, copies_weights=copies) == []
+    assert made.chunks(geometry) == (made.chunk(geometry),)
 
 
 @pytest.mark.parametrize(

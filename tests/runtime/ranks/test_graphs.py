@@ -108,17 +108,9 @@ CHANGES: dict[str, tuple[Callable[[Fields], object], str]] = {
         lambda m: m["weights"][0].update(file="rank2/weights/x.safetensors"),
         "is missing",
     ),
-    "none": (lambda m: m.update(segments={}), "too many segments, or too few"),
-    "of no graph": (lambda m: m["segments"].update(extend=[]), "too many segments"),
     "a file": (
         lambda m: m["segments"]["decode"][1].update(file="decode-2.onnx"),
-        "in place of decode-",
-    ),
-    "order": (lambda m: m["segments"]["decode"].pop(0), "in place of"),
-    "an end": (lambda m: m["segments"]["decode"].pop(), "no segment has the output 'logits'"),
-    "an input": (
-        lambda m: m["segments"]["decode"][1]["inputs"][-1].update(name="reduce.99"),
-        "reads 'reduce.99', which is not there",
+        "was changed",
     ),
     "a hash": (lambda m: m["segments"]["decode"][1].update(sha256="0" * 64), "was changed"),
 }

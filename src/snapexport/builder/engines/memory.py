@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from snapexport.contract.build_directory import in_place, weight_inputs
 from snapexport.contract.graph_kinds import GraphOf, graph_of
-from snapexport.contract.interface import in_place, weight_inputs
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.memory import (
     FACTORS,

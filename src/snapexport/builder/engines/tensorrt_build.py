@@ -29,8 +29,12 @@ from snapexport.builder.engines.tensorrt_config import (
     set_compute_capabilities,
     set_hardware,
 )
-from snapexport.builder.engines.tensorrt_engine import check_engine, write_engine
-from snapexport.builder.engines.tensorrt_network import load_plugins, read_network
+from snapexport.builder.engines.tensorrt_engine import (
+    check_engine,
+    load_plugins,
+    read_network,
+    write_engine,
+)
 from snapexport.builder.progress import Progress, cancellable
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry, GraphEngine

@@ -94,16 +94,16 @@ def attach_timing_cache(config: trt.IBuilderConfig, path: Path, *, ours: bool) -
     A cache of another GPU or TensorRT does not fit. The build's own (`ours`) is then replaced by an
     empty one; for the user's file this raises UserError.
     """
-    if not path.is_file() or not _attached(config, path.read_bytes()):
+    if not path.is_file() or not _try_to_attach(config, path.read_bytes()):
         if path.is_file() and not ours:
             raise UserError(
                 f"--timing-cache {path} is not of this GPU and TensorRT {trt.__version__}",
                 "name a file that does not exist yet",
             )
-        _attached(config, b"")
+        _try_to_attach(config, b"")
 
 
-def _attached(config: trt.IBuilderConfig, content: bytes) -> bool:
+def _try_to_attach(config: trt.IBuilderConfig, content: bytes) -> bool:
     cache = config.create_timing_cache(content)
     return cache is not None and config.set_timing_cache(cache, ignore_mismatch=False)
 

@@ -17,12 +17,10 @@ from snapexport.builder.plan.footprint import Footprint, PlannedTensors, footpri
 from snapexport.builder.plan.model import PlannedModel
 from snapexport.builder.plan.request import PlanRequest
 from snapexport.builder.plan.weights import read_bytes
-from snapexport.builder.prefill_sizes import capacities
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry import CacheGeometry, require_capacities
 from snapexport.contract.memory import spelled
 from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError
-from snapexport.methods.short_chunks.spec import short_chunks
 
 COMPRESSIONS = (2, 4, 8, 16, 32)
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)
@@ -61,7 +59,7 @@ class Alternative:
     def step_bytes(self, batch: int) -> int:
         """Bytes that a decode step of all batch slots reads: the weights, and all caches.
 
-        With --mtp a draft is part of the step.
+        Where a further layer of the model drafts, the draft is part of the step.
         """
         read = read_bytes(self.model, self.options(batch))
         return read + batch * self._tensors.request_cache
@@ -100,10 +98,8 @@ def alternatives(request: PlanRequest, model: PlannedModel) -> list[Alternative]
 def _alternative(request: PlanRequest, model: PlannedModel, choice: Choice) -> Alternative:
     options = request.build_options(**choice | {"batch": 1})
     geometry = options.geometry(model.facts)
-    chunk = options.chunk(geometry)
-    capacities(options, chunk)
-    copies = options.copies_weights or options.holds_integers
-    short_chunks(options.graph, geometry, chunk, copies_weights=copies)
+    *_, chunk = options.chunks(geometry)
+    require_capacities(options.prefill_capacities, chunk, options.L_max)
     return Alternative(request, model, choice | {"prefill_chunk": chunk}, geometry, chunk)
 
 
@@ -148,7 +144,7 @@ class Recommendation:
 def recommend(request: PlanRequest, found: Sequence[Alternative]) -> Recommendation | None:
     """The recommendation; None if nothing fits."""
     given: int | None = request["batch"]
-    ranked = _ranked(request, found)
+    ranked = _rank(request, found)
     wanted = given or USUAL_BATCH
     for option in ranked:
         if option.most_slots >= wanted:
@@ -160,7 +156,7 @@ def recommend(request: PlanRequest, found: Sequence[Alternative]) -> Recommendat
     return Recommendation(most, most.most_slots, ranked[0])
 
 
-def _ranked(request: PlanRequest, found: Sequence[Alternative]) -> list[Alternative]:
+def _rank(request: PlanRequest, found: Sequence[Alternative]) -> list[Alternative]:
     """The alternatives, from the best one to the one that needs the least memory."""
     enough = [option for option in found if request["batch"] or _compresses_enough(request, option)]
     caches = list(dict.fromkeys(option.geometry for option in enough or found))

@@ -13,9 +13,9 @@ from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import PlannedModel
 from snapexport.builder.plan.weights import held_bytes, largest_dequantized_bytes
 from snapexport.contract import names
+from snapexport.contract.build_directory import graph_specs
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kinds import graph_of
-from snapexport.contract.interface import graph_specs
 from snapexport.contract.manifest import FORMAT_VERSION, Manifest
 from snapexport.contract.memory import (
     FACTORS,
@@ -119,7 +119,7 @@ def footprint(
     work = Activations(model, options, geometry, chunk)
     return Footprint(
         process=FACTORS[options.target].process,
-        weights=held_bytes(model, options),
+        weights=held_bytes(model, options, geometry),
         request_cache=tensors.request_cache,
         batch=options.batch,
         prefill_cache=tensors.prompt_cache,
@@ -173,9 +173,8 @@ class Activations:
             taken += copies * self._scores(self.chunk, slots)
         if self.options.graph.prompt_cache_dtype:
             taken += slots * self._position(FP32_BYTES)
-        taken += (
-            self._expanded_latents() + self._chunked() + self._dequantized_bytes() + self._sparse()
-        )
+        taken += self._expanded_latents() + self._chunked_attention()
+        taken += self._dequantized_bytes() + self._sparse()
         if self._is_masked:
             taken += self.chunk * slots  # bool [1,1,C,T], shared by the layers
         if self._target.fused_shapes and not self._single_shot:
@@ -268,7 +267,7 @@ class Activations:
         widest = max(layer.widest for layer in self.model.facts.layers)
         return shapes is not None and widest > shapes.largest_head_dim
 
-    def _chunked(self) -> int:
+    def _chunked_attention(self) -> int:
         """Bytes of the part of a cache that a layer with chunked attention reads, and its scores.
 
         They are formed in ONNX Runtime, whose fused operator takes no mask.

@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError, needs_extra
 from snapexport.exporter.read import local_path, open_checkpoint
@@ -14,6 +15,7 @@ from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.read.folders import CONFIG, GGUF
 from snapexport.files.dtypes import BY_FLAG, DTYPES, DType
 from snapexport.files.safetensors import TensorSpan
+from snapexport.methods import table
 
 if TYPE_CHECKING:
     from snapexport.exporter.model import Decoder
@@ -24,8 +26,6 @@ _STORED: dict[str, DType] = {BY_FLAG[dtype].safetensors: dtype for dtype in DTYP
 
 _OF_EXPERTS = ".experts."
 """In the names of the tensors of experts that a router chooses."""
-_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
-"""What a layer for multi-token prediction shares with the model, and may hold once more."""
 _WEIGHTS = (".safetensors", ".bin", GGUF)
 _TAKEN_APART = "kv_b_proj.weight"
 """A matrix that a build stores as two, never in fp8 (exporter/weights/derived.py)."""
@@ -72,7 +72,7 @@ class PlannedFp8:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedForms:
-    """What a value of `--weights` makes integers; None: of the build's dtype.
+    """Forms of weights that a value of `--weights` makes integers; None: of the build's dtype.
 
     linear: as in PlannedModel. embedding: where it is not the head.
     """
@@ -114,10 +114,12 @@ class PlannedModel:
         return self.facts.vocab_size * self.hidden_size
 
 
-def read_model(model: str, *, mtp: bool = False, longrope_for: int | None = None) -> PlannedModel:
+def read_model(
+    model: str, options: GraphOptions | None = None, *, longrope_for: int | None = None
+) -> PlannedModel:
     """Read a checkpoint directory or Hub id. Raises UserError for models that `build` refuses.
 
-    mtp: with the layer for multi-token prediction, which comes after the last one. longrope_for: as
+    options: of the build, whose graphs may run layers after the model's last. longrope_for: as
     `load_decoder` takes it.
     """
     path = local_path(model)
@@ -131,18 +133,16 @@ def read_model(model: str, *, mtp: bool = False, longrope_for: int | None = None
         from snapexport.exporter.weights.readers import read_quantization
 
         decoder = load_decoder(checkpoint, longrope_for=longrope_for)
-        if mtp:
-            _require_mtp(checkpoint, decoder)
         stored, checkpoint = checkpoint, conversion.by_model_names(checkpoint, decoder)
+        further, layers = _further(options or GraphOptions(), checkpoint, decoder)
         parameters = parameters_of(decoder)
     config, tied = decoder.config, decoder.tied
     embedding_name, head_name = decoder.embedding, decoder.head
     _require_weights(checkpoint, (embedding_name,) if tied else (embedding_name, head_name))
-    further = f"{decoder.names.layers}.{len(decoder.layers)}." if mtp else None
     wanted = {
         name: span.shape
         for name, span in checkpoint.tensors.items()
-        if (name in parameters or _is_of(further, name)) and _OF_EXPERTS not in name
+        if (name in parameters or name in further) and _OF_EXPERTS not in name
     }
     # The head counts once, tied or not.
     embedding, head = wanted.pop(embedding_name), wanted.pop(head_name, ())
@@ -155,7 +155,7 @@ def read_model(model: str, *, mtp: bool = False, longrope_for: int | None = None
         hidden_size=config.hidden_size,
         intermediate_size=_width(decoder, matrices),
         linear=tuple(linear),
-        experts=_experts(decoder, mtp),
+        experts=_experts(decoder, layers),
         others=sum(shape[0] for shape in wanted.values() if len(shape) == 1),
         tied=tied,
         softcapped=any(layer.softcapped for layer in decoder.layers),
@@ -197,21 +197,20 @@ def _forms(
     return found
 
 
-def _require_mtp(checkpoint: Checkpoint, decoder: "Decoder") -> None:
-    from snapexport.methods.mtp import layer
-
-    layer.require_present(checkpoint, decoder)
+def _further(
+    options: GraphOptions, checkpoint: Checkpoint, decoder: "Decoder"
+) -> tuple[set[str], int]:
+    """The tensors of layers after the model's last that graphs run, and how many layers."""
+    count = {method: method.further_layers(options) for method in table.METHODS}
+    found = [method.part("export") for method, layers in count.items() if layers]
+    tensors = {name for export in found for name in export.tensors(checkpoint, decoder)}
+    return tensors, sum(count.values())
 
 
 def _width(decoder: "Decoder", matrices: Mapping[str, tuple[int, ...]]) -> int:
     """The widest layer of an MLP, as config.json says, or else the longest side of a matrix."""
     said: Any = getattr(decoder.config, "intermediate_size", None)
     return said if isinstance(said, int) else max(map(max, matrices.values()))
-
-
-def _is_of(layer: str | None, name: str) -> bool:
-    """Whether graphs read a tensor of the layer for multi-token prediction, if there is one."""
-    return layer is not None and name.startswith(layer) and name.removeprefix(layer) not in _COPIES
 
 
 def _has_weights(path: Path) -> bool:
@@ -236,10 +235,11 @@ def _of_config(directory: Path, longrope_for: int | None) -> Checkpoint:
     return replace(checkpoint, tensors=tensors)
 
 
-def _experts(decoder: "Decoder", mtp: bool) -> PlannedExperts | None:
+def _experts(decoder: "Decoder", further: int) -> PlannedExperts | None:
+    """further: layers after the model's last, which have experts if any has."""
     if (found := decoder.experts) is None:
         return None
-    layers = sum(bool(layer.experts) for layer in decoder.layers) + mtp
+    layers = sum(bool(layer.experts) for layer in decoder.layers) + further
     return PlannedExperts(
         layers=layers,
         count=found.experts,

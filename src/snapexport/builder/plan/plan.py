@@ -40,7 +40,7 @@ def make_plan(request: PlanRequest) -> Plan:
     """Read the checkpoint's headers and decide. Raises UserError."""
     model = read_model(
         request["model"],
-        mtp=bool(request["mtp"]),
+        request.graph,
         longrope_for=request["L_max"] if request["longrope"] else None,
     )
     options = _with_dtype(request, model).build_options()  # flags that contradict each other

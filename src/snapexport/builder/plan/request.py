@@ -12,6 +12,7 @@ from snapexport.builder.options import graph_fields
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.memory import size
 from snapexport.errors import UserError, flag_of
+from snapexport.methods import table
 
 _CHOSEN = ("policy", "kv_budget", "batch", "prefill_chunk")
 _LIKE = "write it like 80GiB, 24GB or 512M"
@@ -45,6 +46,11 @@ class PlanRequest:
         """The given fields with the plan's choices. Raises UserError if they contradict."""
         fields = {name: value for name, value in self.given.items() if value is not None}
         return BuildOptions.of(**{"out": self.out} | fields | chosen)
+
+    @property
+    def graph(self) -> GraphOptions:
+        """The graph options that are given."""
+        return table.graph_options({k: v for k, v in self.given.items() if v is not None})
 
     @property
     def out(self) -> Path:

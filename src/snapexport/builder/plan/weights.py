@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import PlannedForms, PlannedModel
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_kind import Run
+from snapexport.contract.graph_kinds import kinds_of
 from snapexport.contract.targets import capabilities
 from snapexport.files.dtypes import BY_FLAG
-from snapexport.methods import table
-from snapexport.methods.several_tokens.spec import SeveralTokensOptions
-from snapexport.methods.short_chunks.spec import ShortChunkOptions
 
 if TYPE_CHECKING:
     from snapexport.exporter.weights.forms.integers import Form
@@ -30,16 +30,16 @@ def stored_bytes(model: PlannedModel, options: BuildOptions) -> int:
     return plain + in_dtype - (_fp8_saving(model, item) if options.weights else 0)
 
 
-def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
+def held_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
     """Bytes of weights in memory while the build runs (docs/speed.md).
 
     share_weights: one copy. Else a target with weights_per_graph: a copy for each prefill and each
     decode graph. fp32 on a CPU: one copy, mapped from the file by all sessions. Integers: also a
     rearranged copy of the linear layers for each session. fp16 on a CPU: an fp32 copy for each
-    session, instead of the file. Multi-token prediction counts as a layer of prefill and of decode,
+    session, instead of the file. A layer that drafts counts as a layer of prefill and of decode,
     not as sessions of its own.
     """
-    stored, sessions = stored_bytes(model, options), sessions_with_weights(options)
+    stored, sessions = stored_bytes(model, options), sessions_with_weights(options, geometry)
     if options.graph.share_weights:
         return stored
     if capabilities(options.target).weights_per_graph:
@@ -125,14 +125,19 @@ def _fp8_saving(model: PlannedModel, item: int) -> int:
     return elements * item - fp8_bytes(model, elements)
 
 
-def sessions_with_weights(options: BuildOptions) -> int:
-    """Number of graphs with weights: prefill of every kind, and decode of every size."""
-    graph = options.graph
-    forms = 2 if graph.of(SeveralTokensOptions).tokens_per_step > 1 else 1  # of decode
-    short = graph.of(ShortChunkOptions).given
-    prefills = (1 + len(options.prefill_capacities)) * (1 + len(short))
-    prefills += table.inner_chunks(graph, 1) is not None
-    return prefills + forms * (1 + len(options.smaller_batches))
+def sessions_with_weights(options: BuildOptions, geometry: CacheGeometry) -> int:
+    """Number of graphs with weights of a run in chunks: of every size, and of every chunk."""
+    chunks, run = options.chunks(geometry), Run(geometry=geometry, drafts=False)
+    sizes = {
+        "": 1,
+        "batch": 1 + len(options.smaller_batches),
+        "capacity": 1 + len(options.prefill_capacities),
+    }
+    return sum(
+        sizes[kind.sized_by] * (len(chunks) if kind.shortens else 1)
+        for kind in kinds_of(geometry, options.graph, chunks[-1]).values()
+        if kind.has_weights and kind.loaded_if(run)
+    )
 
 
 def _linear_elements(model: PlannedModel) -> int:
@@ -151,7 +156,7 @@ def _read_expert_share(model: PlannedModel, tokens: int) -> float:
 
 
 def _forms(model: PlannedModel, options: BuildOptions) -> PlannedForms | None:
-    """What is stored as integers; None: nothing."""
+    """The forms of what is stored as integers; None: nothing is."""
     signed = capabilities(options.target).signed_integers
     return (model.signed_forms if signed else model.forms).get(options.weights or "")
 

@@ -7,7 +7,7 @@ import math
 from contextlib import closing
 
 from snapexport.contract import names
-from snapexport.contract.interface import graph_specs
+from snapexport.contract.build_directory import graph_specs
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import planned_bytes, weights_bytes
 from snapexport.contract.pieces import Piece

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError
-from snapexport.methods.calibration_file import read_calibration
+from snapexport.methods.method import read_calibration
 
 FORMAT = "snapexport mean queries 1"
 MOST_BYTES = 64 << 20
@@ -41,7 +41,7 @@ class LayerQueries(NamedTuple):
 
 @dataclass(frozen=True)
 class MeanQueries:
-    """What was measured, by layer; of the layers that vote."""
+    """Measured queries, by layer; of the layers that vote."""
 
     layers: Mapping[int, LayerQueries]
     count: int
@@ -56,7 +56,7 @@ class MeanQueries:
     def text(self, calibration: dict[str, Any]) -> str:
         """The content of a file. calibration: what was measured."""
         rows = [
-            {name: _rounded(one) for name, one in self.layers[layer]._asdict().items()}
+            {name: _round(one) for name, one in self.layers[layer]._asdict().items()}
             if layer in self.layers
             else None
             for layer in range(self.count)
@@ -87,7 +87,7 @@ class MeanQueries:
 def _layer(path: Path, layer: int, row: Any) -> LayerQueries:
     where = f"{path}: layer {layer}"
     if not isinstance(row, dict) or set(row) != {"mean", "magnitude"}:
-        raise UserError(f"{where} is no table of mean and magnitude", _FORM)
+        raise UserError(f"{where} is not a table of mean and magnitude", _FORM)
     mean, magnitude = (_matrix(where, name, row[name]) for name in ("mean", "magnitude"))
     if mean.shape[0] != magnitude.shape[0] or 2 * magnitude.shape[1] > mean.shape[1]:
         raise UserError(f"{where}: mean {mean.shape} and magnitude {magnitude.shape}", _FORM)
@@ -97,11 +97,11 @@ def _layer(path: Path, layer: int, row: Any) -> LayerQueries:
 def _matrix(where: str, name: str, rows: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
     lists = isinstance(rows, list) and rows and all(isinstance(row, list) for row in rows)
     if not lists or len({len(row) for row in rows}) > 1:
-        raise UserError(f"{where}: {name} is no matrix", _FORM)
+        raise UserError(f"{where}: {name} is not a matrix", _FORM)
     if not all(type(value) in (int, float) and abs(value) < 1e30 for row in rows for value in row):
-        raise UserError(f"{where}: {name} has a value that is no number", _FORM)
+        raise UserError(f"{where}: {name} has a value that is not a number", _FORM)
     return np.array(rows, np.float32)
 
 
-def _rounded(matrix: Any) -> list[list[float]]:
+def _round(matrix: Any) -> list[list[float]]:
     return [[float(f"{value:.6g}") for value in row] for row in matrix.tolist()]

@@ -3,20 +3,24 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapexport.contract.choices import (
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import MethodOptions, option
+from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.rule import (
     FULL,
     KEEPS_ALL,
     LATENT,
+    LEAVE_OUT,
     NO_TOPK,
     RANKS,
     SAGE,
     SINGLE_SHOT,
     STREAMING,
+    Choice,
+    Rule,
+    flag,
+    some,
 )
-from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.graph_options import MethodOptions, option
-from snapexport.contract.model_facts import ModelFacts
-from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, flag, some
 from snapexport.contract.vote import WINDOW, Voter
 from snapexport.methods.head_budgets.spec import CHOICE as HEADS
 from snapexport.methods.method import Calibration, Method, votes_by
@@ -97,7 +101,7 @@ _RULES = (
         "measure them with `snapexport calibrate BUILD --mean-queries --documents DIR --out FILE`",
     ),
     Rule(_MEANS, _OTHER_QUERIES, "they are for --vote-queries calibrated", LEAVE_OUT),
-    Rule(CHOICE, LATENT, "its queries are no states of one head", LEAVE_OUT),
+    Rule(CHOICE, LATENT, "its queries are not states of one head", LEAVE_OUT),
     Rule(HEADS, CHOICE, ""),
     Rule(CHOICE, RANKS, "", LEAVE_OUT),
     Rule(

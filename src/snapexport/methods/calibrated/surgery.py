@@ -186,7 +186,7 @@ def rotation_of(query: gs.Tensor) -> Rotation:
 def mean_query(
     graph: gs.Graph, marker: gs.Node, query: gs.Tensor, length: gs.Tensor, angles: "MeanAngles"
 ) -> MeanQuery:
-    """The mean query of a marker, whose query is `query`, behind a prompt of `length`, int64 [1].
+    """The mean query of a marker, whose query is `query`, after a prompt of `length`, int64 [1].
 
     Raises UserError for a trace without measured queries.
     """
@@ -221,7 +221,7 @@ def mean_query(
 
 
 class MeanAngles:
-    """Mean cosines and sines of the positions behind a prompt, in a graph that may be another one
+    """Mean cosines and sines of the positions after a prompt, in a graph that may be another one
     than the trace's. Layers that RoPE rotates alike share them."""
 
     def __init__(self, graph: gs.Graph, tokens: int) -> None:
@@ -252,7 +252,7 @@ class MeanAngles:
         return node(graph, "Add", [length, constant], [positions])[0]
 
     def _mean(self, rows: list[gs.Tensor]) -> gs.Tensor:
-        """Of the first rows, of which there are more than positions."""
+        """The mean of the first rows: there are more rows than positions."""
         graph = self._graph
         every = node(graph, "Concat", rows, axis=1)
         first = node(graph, "Slice", [*every, *(int64s(graph, n) for n in (0, len(FAR), 1))])
@@ -304,7 +304,7 @@ def _copied(graph: gs.Graph, tensor: gs.Tensor, known: dict[int, gs.Tensor]) -> 
 
 
 class CalibratedVoting(Voting):
-    """No window: the mean query of texts votes, behind what was taken of a prompt."""
+    """No window: the mean query of texts votes, after what was taken of a prompt."""
 
     def __init__(self, graph: gs.Graph, geometry: CacheGeometry, tokens: int) -> None:
         super().__init__(graph, geometry, tokens)

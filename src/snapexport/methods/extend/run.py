@@ -102,7 +102,7 @@ class Blocks:
         return Predictions(graph, FIRST)[0]
 
     def slot_positions(self, prompt_length: int) -> Mapping[str, NDArray[Any]]:
-        """As the graph has written them."""
+        """The positions that the graph has written."""
         assert self._length == prompt_length
         positions = {name: row for name, row in self._row.items() if not names.is_past(name)}
         return {name: self._memory.read(row) for name, row in positions.items()}

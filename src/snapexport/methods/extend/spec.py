@@ -1,14 +1,24 @@
 """Says what the graph of one more chunk takes, and what it does not go with."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from snapexport.contract import names
-from snapexport.contract.choices import BLOCKS, FULL, ONTO_ROWS, OUTPUTS, PARKED
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import GraphOptions, MethodOptions, option
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors, after
-from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, flag
+from snapexport.contract.rule import (
+    BLOCKS,
+    FULL,
+    LEAVE_OUT,
+    ONTO_ROWS,
+    OUTPUTS,
+    PARKED,
+    Choice,
+    Rule,
+    flag,
+)
 from snapexport.methods.method import Method
 
 GRAPH = "extend"
@@ -20,6 +30,8 @@ present_slot_positions = names.numbered("present_slot_positions.")
 @dataclass(frozen=True, kw_only=True)
 class ExtendOptions(MethodOptions):
     """extend: the build has extend.onnx."""
+
+    self_checked: ClassVar[bool] = True
 
     extend: bool = option(
         False,

@@ -5,9 +5,9 @@ Then the chunk attends as in prefill, its last queries vote, and what was kept, 
 and the chunk itself compete for the K places. Entries stand for positions in the vote: it pools
 over neighbours in the cache.
 
-Behind a chunk's own tokens others may follow whose position_ids are -1. They attend as if the text
-went on with them, vote, and are not kept: so a prompt's end votes on each of its blocks (FINCH,
-arXiv:2408.00167).
+A chunk's own tokens may be followed by others, whose position_ids are -1. They attend as if the
+text went on with them, vote, and are not kept: so a prompt's end votes on each of its blocks
+(FINCH, arXiv:2408.00167).
 
 ExtendGather: the compressed cache of a longer prompt, of what was cached and of the new tokens.
 
@@ -17,7 +17,7 @@ entries and total_length int64 [1], chosen int64 [1,Hkv,K], ascending, -1 where 
 Attributes: L_sink, L_recent, and spare (int): the ring has L_recent + spare slots, and its newest
 L_recent positions are filled in.
 
-As SnapStreamGather, which has all positions: if entries <= S, entry e lies at slot e. Else entry e
+As SnapStreamGather, which has all positions: if entries <= S, entry e is at slot e. Else entry e
 of the ring is position e + total_length - entries, since what was not kept is gone. Sinks are never
 gone.
 """

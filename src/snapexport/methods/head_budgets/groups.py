@@ -19,7 +19,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.slots import Slots
 from snapexport.errors import UserError
-from snapexport.methods.calibration_file import read_calibration
+from snapexport.methods.method import read_calibration
 
 FORMAT = "snapexport head budgets 1"
 MOST_BYTES = 16 << 20
@@ -47,7 +47,7 @@ class HeadBudget:
         found = read_calibration(path, MOST_BYTES, FORMAT, {"kv_heads"}, _FORM)
         kv_heads = found["kv_heads"]
         if type(kv_heads) is not int or kv_heads < 1:
-            raise UserError(f"{path}: kv_heads is no whole number above 0", _FORM)
+            raise UserError(f"{path}: kv_heads is not a whole number above 0", _FORM)
         rows = (_row(path, layer, row, kv_heads) for layer, row in enumerate(found["layers"]))
         return cls(kv_heads, tuple(rows))
 
@@ -132,7 +132,7 @@ def _row(path: Path, layer: int, row: Any, kv_heads: int) -> tuple[float, ...]:
         raise UserError(f"{path}: layer {layer} has no budgets of {kv_heads} KV heads", _FORM)
     if row and not (all(_is_budget(budget) for budget in row) and any(row)):
         raise UserError(
-            f"{path}: layer {layer} has a budget that is no number from 0 on, or only zeros",
+            f"{path}: layer {layer} has a budget that is not a number from 0 on, or only zeros",
             _FORM,
         )
     return tuple(map(float, row))

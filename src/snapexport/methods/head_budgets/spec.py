@@ -3,26 +3,31 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapexport.contract.choices import (
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions, MethodOptions, option
+from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.rule import (
     FULL,
     KEEPS_ALL,
+    LEAVE_OUT,
     NO_TOPK,
     OTHER_HEADS,
     RANKS,
     SHARED_CACHES,
     STATEFUL,
     STREAMING,
+    Choice,
+    Facts,
+    Rule,
+    flag,
 )
-from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.graph_options import GraphOptions, MethodOptions, option
-from snapexport.contract.model_facts import ModelFacts
-from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule, flag
-from snapexport.contract.slots import MOST_GROUPS
 from snapexport.errors import UserError
 from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
 from snapexport.methods.method import Calibration, Method
 
 DEFAULT_GROUPS = 2
+MOST_GROUPS = 8
+"""Groups of a layer: each costs a decode step an attention of its own."""
 BUDGET = "heads"
 """The value of --budget."""
 

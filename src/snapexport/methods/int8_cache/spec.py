@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 from snapexport.contract import names
-from snapexport.contract.choices import LATENT, WIDTHS
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors, after
-from snapexport.contract.rule import LEAVE_OUT, Rule, value
+from snapexport.contract.rule import LATENT, LEAVE_OUT, WIDTHS, Rule, value
 from snapexport.contract.targets import Target
 from snapexport.files.dtypes import DType
 from snapexport.methods.method import Method

@@ -5,7 +5,7 @@ Int8Scale: states [1,Hkv,T,D], length int64 [1] -> scale float32 [1,Hkv,1,D].
     each pair (i, i + D/2) by an angle that depends on the position, and leaves its magnitude.
 Int8Rows: states [B,Hkv,C,D], scale [B,Hkv,1,D] -> rows int8 [B,Hkv,C,D].
 
-The scale is calibrated on the prompt's L positions alone; larger magnitudes of later tokens are
+The scale is calibrated only on the prompt's L positions; larger magnitudes of later tokens are
 clipped. With c the channel's and h the KV head's largest magnitude in the prompt:
 
     w = min(L / ENOUGH, 1)
@@ -36,7 +36,7 @@ _ROTATED, _UNROTATED = 2, 1
 """Int8Scale's `parts` for keys, which RoPE rotates in pairs, and for values."""
 
 ENOUGH = 64
-"""Prompt length from which a channel's scale depends on that channel alone."""
+"""Prompt length from which a channel's scale depends only on that channel."""
 
 MARGIN = 1.1
 """Range beyond the largest magnitude of a long prompt."""

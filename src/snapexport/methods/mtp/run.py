@@ -50,13 +50,13 @@ class _Slot:
 
     @property
     def next_position(self) -> int:
-        """Of the next token that decode takes."""
+        """The position of the next token that decode takes."""
         return self.done + len(self.fed)
 
 
 @dataclass(frozen=True)
 class _Filled:
-    """What mtp-prefill's buffers still hold: a whole prompt's ring, and its last hidden states."""
+    """The rest in mtp-prefill's buffers: a whole prompt's ring, and its last hidden states."""
 
     prompt: tuple[int, ...]
     base: int

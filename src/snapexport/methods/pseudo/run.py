@@ -65,10 +65,10 @@ class PseudoTokens:
             tokens.append(prediction.likeliest)
             if len(tokens) == self._count:
                 return tokens
-            prediction = self._decoded(slot, tokens)
+            prediction = self._decode_token(slot, tokens)
         return []
 
-    def _decoded(self, slot: int, tokens: list[int]) -> Prediction:
+    def _decode_token(self, slot: int, tokens: list[int]) -> Prediction:
         """Feed the last token. The graph runs all batch slots up to the last one in use."""
         in_use = range(int(np.flatnonzero(self._rows.held[0])[-1]) + 1)
         input_ids = np.zeros(len(in_use), np.int64)
@@ -84,7 +84,7 @@ class PseudoTokens:
         return prediction
 
     def slot_positions(self, prompt_length: int) -> Mapping[str, NDArray[Any]]:
-        """As after the prompt's own chunks: the same graph compresses."""
+        """The positions after the prompt's own chunks: the same graph compresses."""
         return self._chunks.slot_positions(prompt_length)
 
     def clear(self) -> None:

@@ -1,15 +1,16 @@
-"""Says what pseudo tokens cost, and what they do not go with."""
+"""Says what pseudo tokens cost, and what they do not go with.
+
+They vote as a prompt's own last tokens do: by the window of the last chunk.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from snapexport.contract.choices import RANKS, SINGLE_SHOT, STATEFUL
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.pieces import Piece
-from snapexport.contract.rule import LEAVE_OUT, Rule, flag, value
+from snapexport.contract.rule import LEAVE_OUT, RANKS, SINGLE_SHOT, STATEFUL, Rule, flag, value
 from snapexport.contract.vote import Voter
 from snapexport.methods.method import Method, votes_by
-from snapexport.methods.window_vote.spec import tensors
 
 PIECE = "pseudo"
 VOTER = Voter(
@@ -75,10 +76,9 @@ _RULES = (
 PSEUDO = Method(
     name="pseudo",
     home=__package__,
-    parts=("surgery", "run"),
+    parts=("run",),
     is_on=votes_by(VOTER),
     voter=VOTER,
     rules=_RULES,
-    tensors=tensors,
     further=further,
 )

@@ -1,7 +1,7 @@
 """Feeds a prompt once more after itself, so that the queries of all its tokens vote (KVzip).
 
-A prompt is repeated a chunk at a time. Each chunk stands at the prompt's end, where the one before
-stood, and only its votes stay.
+A prompt is repeated a chunk at a time. Each chunk is at the prompt's end, where the one before was,
+and only its votes stay.
 """
 
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ class Repetition:
             self._memory.copy(self.votes[name], after)
 
     def slot_positions(self, prompt_length: int) -> Mapping[str, NDArray[Any]]:
-        """As after the prompt's own chunks: the same graph compresses."""
+        """The positions after the prompt's own chunks: the same graph compresses."""
         return self._chunks.slot_positions(prompt_length)
 
     def clear(self) -> None:

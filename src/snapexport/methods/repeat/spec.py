@@ -4,13 +4,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from snapexport.contract import names
-from snapexport.contract.choices import RANKS, SAGE, SINGLE_SHOT, STATEFUL
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.pieces import Piece
-from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, flag, value
+from snapexport.contract.rule import (
+    LEAVE_OUT,
+    RANKS,
+    SAGE,
+    SINGLE_SHOT,
+    STATEFUL,
+    Choice,
+    Rule,
+    flag,
+    value,
+)
 from snapexport.contract.vote import WINDOW, Voter
 from snapexport.methods.head_budgets.spec import CHOICE as HEADS
 from snapexport.methods.method import Method, votes_by
@@ -53,7 +62,7 @@ class Repetition:
     kept_whole: int
 
     def pieces(self, prompt_length: int, chunk: int) -> Sequence[Piece]:
-        """As many chunks as the prompt has, and a few more where they overlap."""
+        """One chunk for each of the prompt's, and a few more where they overlap."""
         if prompt_length <= self.kept_whole:
             return ()
         return [

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from snapexport.contract.choices import RANKS, STATEFUL
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import MethodOptions, option
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
-from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule
+from snapexport.contract.rule import LEAVE_OUT, RANKS, STATEFUL, Choice, Facts, Rule
 from snapexport.errors import UserError, require_at_least
 from snapexport.methods.method import Method
 
@@ -75,10 +74,11 @@ CHOICE = Choice(
 SEVERAL_TOKENS = Method(
     name="several_tokens",
     home=__package__,
-    parts=("surgery", "run", "export", "measure"),
+    parts=("surgery", "run", "measure"),
     is_on=lambda geometry, options: geometry.steps.several,
     options=SeveralTokensOptions,
     run_flags={"speculates": "draft no tokens; for builds made with --tokens-per-step"},
+    step_tokens=lambda options: options.of(SeveralTokensOptions).tokens_per_step,
     rules=(
         Rule(
             CHOICE,

@@ -1,7 +1,8 @@
 """Places of a step of several tokens: the host says which position each cache slot holds.
 
 The host may forget a step's last tokens again, such as drafts that were wrong. So a ring slot's
-position does not follow from the newest one, and valid slots are no prefix: attention has a mask.
+position does not follow from the newest one, and valid slots are not a prefix: attention has a
+mask.
 """
 
 from typing import ClassVar

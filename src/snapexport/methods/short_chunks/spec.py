@@ -1,12 +1,10 @@
 """Says which chunks may be shorter than the prefill chunk."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from snapexport.contract.choices import SINGLE_SHOT
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions, MethodOptions, option
-from snapexport.contract.rule import Choice, Rule, flag, value
+from snapexport.contract.rule import SINGLE_SHOT, Choice, Rule, flag, value
 from snapexport.errors import UserError
 from snapexport.methods.method import Method
 from snapexport.methods.sparse_prefill.spec import CHOICE as SPARSE
@@ -29,33 +27,28 @@ class ShortChunkOptions(MethodOptions):
         recorded=False,
     )
 
-    @property
-    def given(self) -> list[int]:
-        """Those that the flag names, ascending."""
-        return sorted(set(self.short_chunks or ()) - {0})
-
 
 def short_chunks(
-    options: GraphOptions, geometry: CacheGeometry, chunk: int, *, copies_weights: bool
+    options: GraphOptions, geometry: CacheGeometry, chunk: int, copies_weights: bool
 ) -> list[int]:
-    """Tokens of the chunks that are shorter than `chunk`, ascending. Raises UserError.
+    """Tokens of the chunks that are shorter than `chunk`. Raises UserError.
 
-    A prompt's last chunk has the queries that vote. copies_weights: whether a further graph holds
-    a copy of the weights.
+    A prompt's last chunk has the queries that vote.
     """
-    own = options.of(ShortChunkOptions)
+    given = options.of(ShortChunkOptions).short_chunks
     least = geometry.vote.L_obs if geometry.compresses else 1
-    if own.short_chunks is None:
+    if given is None:
         pays = not copies_weights and least <= USUAL <= chunk // 2
         return [USUAL] if pays and _takes_turns(options, geometry, chunk) else []
-    if found := [tokens for tokens in own.given if not least <= tokens < chunk]:
+    wanted = [tokens for tokens in given if tokens]
+    if found := [tokens for tokens in sorted(wanted) if not least <= tokens < chunk]:
         inside = f"{least} to {chunk - 1}" if least < chunk else "a larger --prefill-chunk"
         raise UserError(
             f"--short-chunks {found[0]} has to be below the prefill chunk, {chunk}, and at least "
             f"the vote's window, {least}",
             f"use {inside}, or 0 for none",
         )
-    return own.given
+    return wanted
 
 
 def _takes_turns(options: GraphOptions, geometry: CacheGeometry, chunk: int) -> bool:
@@ -63,11 +56,6 @@ def _takes_turns(options: GraphOptions, geometry: CacheGeometry, chunk: int) -> 
     flags = {name: value for one in options.methods for name, value in vars(one).items()}
     facts = {**geometry.chunk_facts(chunk), **flags, "short_chunks": (USUAL,)}
     return bool(flags.get("extend")) and not any(rule.is_broken(facts) for rule in _RULES)
-
-
-def chunk_facts(tokens: Sequence[int]) -> dict[str, object]:
-    """What the table of exclusions asks about the chunks of a finished build."""
-    return {"short_chunks": tuple(tokens)}
 
 
 _CHOICE = Choice(
@@ -90,5 +78,6 @@ SHORT_CHUNKS = Method(
     home=__package__,
     is_on=lambda geometry, options: True,  # the names of graphs say which there are
     options=ShortChunkOptions,
+    chunks=short_chunks,
     rules=_RULES,
 )

@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from math import gcd
 
 from snapexport.contract import names
-from snapexport.contract.choices import FULL, LATENT, NARROW_PROMPT, RANKS, SINGLE_SHOT, STATEFUL
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import GraphOptions, MethodOptions, option
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors, after
-from snapexport.contract.rule import LEAVE_OUT, Rule, some
+from snapexport.contract.rule import (
+    FULL,
+    LATENT,
+    LEAVE_OUT,
+    NARROW_PROMPT,
+    RANKS,
+    SINGLE_SHOT,
+    STATEFUL,
+    Rule,
+    some,
+)
 from snapexport.errors import UserError
 from snapexport.methods.method import Method
 
@@ -30,7 +39,7 @@ _BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class SparsePrefill:
-    """What chunks whose past is longer than the budget attend to, but for a prompt's last one.
+    """Sparse attention of chunks whose past is longer than the budget; a prompt's last has none.
 
     budget: positions of the past that a chunk attends to. chunk: its tokens, a multiple of a
     block's, so that blocks never span the end of a chunk's past.
@@ -64,7 +73,7 @@ class SparsePrefill:
         return start > self.budget
 
     def require_room(self, L_max: int) -> None:
-        """Raise UserError for a budget that is no sum of blocks, or that no prompt exceeds."""
+        """Raise UserError for a budget that is not a sum of blocks, or that no prompt exceeds."""
         block, least = self.block, 3 * self.block
         most = (L_max - 1) // self.chunk * self.chunk - self.chunk - block
         if most < least:
@@ -107,7 +116,7 @@ class SparsePrefillOptions(MethodOptions):
 
 
 def sparse_prefill(options: GraphOptions, prefill_chunk: int) -> SparsePrefill | None:
-    """What a sparse chunk of `prefill_chunk` tokens attends to; None where no chunk is sparse."""
+    """The sparse attention of chunks of `prefill_chunk` tokens; None where no chunk is sparse."""
     budget = options.of(SparsePrefillOptions).prefill_budget
     return SparsePrefill(budget, prefill_chunk) if budget else None
 

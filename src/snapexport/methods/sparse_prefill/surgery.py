@@ -1,12 +1,12 @@
-"""Sparse prefill: a chunk amid a long prompt attends to a part of its past, of a fixed size.
+"""Sparse prefill: a chunk inside a long prompt attends to a part of its past, of a fixed size.
 
 It is written into the full-length cache as in prefill. Each KV head then attends to the blocks that
 BlockSelect chooses, and a layer with a window to that window. Layers that attend in chunks, or
 whose window is wider than the budget, attend as in prefill.
 
-`past_block_key` holds means of the keys of each block. A chunk brings those of so many positions
-before it up to date as the budget and a chunk have. Earlier ones are right by then: the first
-sparse chunk of a prompt has no more before it, and each chunk no more than one that is new.
+`past_block_key` holds means of the keys of each block. A chunk brings up to date those of the
+positions before it, as many as the budget and a chunk have. Earlier ones are right by then: the
+first sparse chunk of a prompt has no more before it, and each chunk no more than one that is new.
 
 BlockSelect: the positions of a prompt's past that a chunk attends to (sparse prefill).
 
@@ -121,7 +121,7 @@ BlockSelect <block, recent, blocks, scale> (query, block_key, past_length) => (p
 
 @dataclass(frozen=True)
 class SparsePrefillCache(PrefillCache):
-    """As PrefillCache, for a chunk whose past is longer than the budget. It has no logits."""
+    """Does as PrefillCache for a chunk whose past is longer than the budget. It has no logits."""
 
     sparse: SparsePrefill
 
@@ -213,7 +213,7 @@ def _window(graph: gs.Graph, past_length: gs.Tensor, count: int) -> gs.Tensor:
 
 
 def _part(graph: gs.Graph, past: gs.Tensor, read: gs.Tensor, rows: gs.Tensor) -> gs.Variable:
-    """Some positions of a cache [1,Hkv,T,D], and behind them the chunk's rows.
+    """Some positions of a cache [1,Hkv,T,D], and after them the chunk's rows.
 
     read: positions, of all KV heads [N] or of each [1,Hkv,N]. The cache is read as it was, where
     the chunk's rows are not yet, so that no runtime needs a copy of what is written.

@@ -1,6 +1,6 @@
 """Gives a graph its recurrent states: as inputs and outputs, or from nothing in a single shot.
 
-Causal depthwise convolution behind a state: the last columns of what came before."""
+Causal depthwise convolution after a state: the last columns of what came before."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -94,8 +94,8 @@ _OPERATORS = CAUSAL_CONV, LINEAR_ATTENTION
 class RecurrentStates:
     """States [B,...] of each layer that has some, which a step's tokens change.
 
-    valid: finds how many tokens of a row are taken, int64 [1]; None: all. The others leave the
-    states alone. voters: most tokens behind these whose outputs are as if the text went on with
+    valid: finds how many tokens of a row are taken, int64 [1]; None: all. The others do not
+    change the states. voters: most tokens after these whose outputs are as if the text went on with
     them. begins: rows begin with states of zeros, and no input holds them.
     """
 
@@ -181,9 +181,9 @@ class _Recurrence:
 
 
 class _Voters:
-    """Tokens behind those that are taken: their outputs go on from the state that these leave.
+    """Tokens after those that are taken: their outputs go on from the state that these leave.
 
-    A second recurrence of them alone begins with that state, and what it leaves is forgotten.
+    A second recurrence, only of them, begins with that state, and what it leaves is forgotten.
     """
 
     def __init__(self, graph: gs.Graph, valid: gs.Tensor, count: int) -> None:

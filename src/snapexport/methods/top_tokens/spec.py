@@ -9,7 +9,7 @@ from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import Target, capabilities
 from snapexport.errors import UserError
-from snapexport.methods.method import TRACE, Method
+from snapexport.methods.method import Method
 
 OUTPUTS = names.Likeliest("top_tokens", "top_logits", "log_normalizer")
 
@@ -54,7 +54,7 @@ class TopTokensOptions(MethodOptions):
 
 def tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
     """The top tokens of each row of logits."""
-    if kind == TRACE or names.LOGITS not in common[1]:
+    if names.LOGITS not in common[1]:
         return {}, {}
     *rows, _ = common[1][names.LOGITS][1]
     count = facts.options.of(TopTokensOptions).top_tokens

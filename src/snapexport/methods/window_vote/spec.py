@@ -33,7 +33,9 @@ WINDOW_VOTE = Method(
     home=__package__,
     parts=("surgery",),
     # Where nothing is voted, the compress step takes the window too, and does not read it.
-    is_on=lambda geometry, options: geometry.compresses and geometry.voter in (None, WINDOW),
+    is_on=lambda geometry, options: (
+        geometry.compresses and (geometry.voter is None or geometry.voter.by_window)
+    ),
     voter=WINDOW,
     tensors=tensors,
 )
