@@ -16,7 +16,7 @@ TARGETS_HOME = PACKAGE / "graphs" / "targets"
 ARCHITECTURES_HOME = PACKAGE / "exporter" / "read" / "families.py"
 FORMATS_HOME = PACKAGE / "runtime" / "chat" / "parsers"
 """Formats of tool calls are called by the families that write them."""
-MTP_HOME = PACKAGE / "methods" / "mtp" / "layer.py"
+MTP_HOME = PACKAGE / "methods" / "mtp" / "export.py"
 """A cache method says which families' checkpoints have what it needs."""
 
 FAMILIES = {"llama", "mistral", "qwen", "gemma", "phi"}
