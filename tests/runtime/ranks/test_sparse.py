@@ -7,11 +7,11 @@ import onnx
 import pytest
 from transformers import LlamaConfig
 
+from snapexport.builder import build
 from snapexport.exporter.model import models
 from snapexport.exporter.model.probe import look
 from snapexport.exporter.read.families import family_of
 from snapexport.files.safetensors import header, read_header
-from tests.builds import build
 
 pytestmark = pytest.mark.slow
 
