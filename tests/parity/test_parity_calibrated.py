@@ -224,7 +224,7 @@ def fewer_pairs(found: Any) -> None:
         ("[", "is not valid JSON|no JSON|JSON"),
         (lambda found: found["layers"].pop(), "the model has"),
         (lambda found: found["layers"][-1]["mean"].pop(), r"mean \("),
-        (lambda found: found["layers"][-1]["mean"][0].__setitem__(0, "a"), "no number"),
+        (lambda found: found["layers"][-1]["mean"][0].__setitem__(0, "a"), "not a number"),
         (lambda found: found["layers"].__setitem__(-1, None), "has no mean queries"),
         (fewer_pairs, "and RoPE rotates"),
     ],
