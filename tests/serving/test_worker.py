@@ -222,7 +222,7 @@ def test_stop_ends_all_requests_and_refuses_new_ones(bench: Bench) -> None:
 
 
 def test_warm_up_runs_the_graphs_of_several_tokens_too() -> None:
-    executor = FakeExecutor(make_limits(batch=4, decode_batches=(1, 4), tokens_per_step=3))
+    executor = FakeExecutor(make_limits(batch=4, decode_batches=(1, 4), step_tokens=3))
     run_every_decode(LLM.from_executor(executor))
     assert executor.steps.count("several") == 2
 
