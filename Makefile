@@ -137,7 +137,7 @@ plugins: $(STAMP)        ## the TensorRT plugins, given TENSORRT_INCLUDE; withou
 	cmake --build build/plugins --parallel 2
 
 gpu-check: $(STAMP)      ## the plugins' kernels on a GPU: results, races, speed
-	$(BIN)/python tools/gpu_check.py --out build/gpu_check.json
+	$(BIN)/python tools/studies/gpu_kernels.py --out build/gpu_kernels.json
 
 goldens:                 ## what published implementations keep (tests/parity/golden), in its own environment
 	PYTHON=$(PYTHON) tools/studies/goldens/make.sh build/goldens

@@ -60,7 +60,7 @@ def test_quantized_layers_are_compared_without_the_library_that_made_them(tmp_pa
     assert found is not None and 0 < found.largest_difference < MOST
 
 
-def test_a_small_model_stands_in_for_layers_that_are_too_large(
+def test_a_small_model_replaces_layers_that_are_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints.make("ernie4_5_moe", tmp_path / "m")

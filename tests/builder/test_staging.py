@@ -68,7 +68,7 @@ def test_existing_build_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
-def test_staging_never_overwrites_a_path_that_is_no_build(
+def test_staging_never_overwrites_a_path_that_is_not_a_build(
     tmp_path: Path, make: Callable[..., None]
 ) -> None:
     target = tmp_path / "precious"
@@ -186,7 +186,7 @@ def test_what_takes_an_overwritten_builds_place_meanwhile_is_kept(tmp_path: Path
 
 
 @pytest.mark.usefixtures("both")
-def test_overwritten_build_that_was_removed_meanwhile_is_no_error(tmp_path: Path) -> None:
+def test_overwritten_build_that_was_removed_meanwhile_is_not_an_error(tmp_path: Path) -> None:
     target = old_build(tmp_path / "b")
     with staged(target, overwrite=True) as directory:
         (directory / MANIFEST).write_text("new")

@@ -56,7 +56,7 @@ BROKEN = "ok\n{% for m in messages %}\n{% nothing %}"
 @pytest.mark.parametrize(
     ("source", "hint"), [("m", "move it out"), ("m.gguf", "gguf-new-metadata")]
 )
-def test_a_template_that_nobody_can_read_is_told_with_its_line(
+def test_a_template_that_nobody_can_read_is_refused_with_its_line(
     texts: dict[str, str], source: str, hint: str
 ) -> None:
     with pytest.raises(UserError, match="line 3: Encountered unknown tag 'nothing'") as error:

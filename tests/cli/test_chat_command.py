@@ -132,7 +132,7 @@ def test_chat_is_refused_without_a_template(
     assert "--system is not supported with --no-chat" in refused(capsys, *with_template)
 
 
-def test_generate_tells_how_to_do_without_a_broken_template(
+def test_generate_says_how_to_do_without_a_broken_template(
     chatting: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     broken = Path(shutil.copytree(chatting, tmp_path / "broken.build"))

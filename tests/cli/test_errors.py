@@ -59,7 +59,7 @@ def test_error_has_one_form_and_no_control_characters(
     assert says in refused(capsys, "inspect", "a")
 
 
-def test_exit_request_of_a_signal_is_no_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_request_of_a_signal_is_not_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(_: object) -> None:
         raise SystemExit(143)
 

@@ -30,7 +30,7 @@ def rows(kept: NDArray[np.int64], length: int = LENGTH, width: int = 60) -> list
 
 
 @pytest.mark.parametrize("position", ELIGIBLE)
-def test_a_kept_position_darkens_its_column_alone(position: int) -> None:
+def test_a_kept_position_darkens_only_its_column(position: int) -> None:
     (row,) = rows(np.array([[position]]))
     columns = [" "] * len(ELIGIBLE)
     columns[position - 4] = "█"

@@ -53,7 +53,7 @@ def test_lint_json_lists_the_findings(
     assert len(nodes) == 15 * 6
 
 
-def test_lint_refuses_a_folder_that_is_no_build_with_status_2(
+def test_lint_refuses_a_folder_that_is_not_a_build_with_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["lint", str(tmp_path)]) == 2

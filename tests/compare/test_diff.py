@@ -136,7 +136,7 @@ def test_integer_weights_are_held_to_the_logits_deviation_and_others_to_a_number
     assert bounds(rounds=False) == [1e-3, 1e-3]
 
 
-def test_rounded_weights_are_no_reason_where_positions_were_dropped(
+def test_rounded_weights_are_not_the_reason_where_positions_were_dropped(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     common = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 16}

@@ -101,7 +101,7 @@ def test_diff_compares_both_backends_in_one_report(
     assert {runner for runner, _ in costly} == set(names[2:])
 
 
-def test_diff_compares_tensorrt_alone(
+def test_diff_compares_tensorrt_without_onnxruntime(
     gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
 ) -> None:
     rows = diff(capsys, build, "--lengths", "60", "--backends", "tensorrt")["differences"]

@@ -274,7 +274,7 @@ def test_anything_but_a_plain_file_is_refused_without_waiting(
         LLM(mine)
 
 
-def test_weights_behind_a_link_are_refused(mine: Path) -> None:
+def test_weights_reached_by_a_link_are_refused(mine: Path) -> None:
     (mine / WEIGHTS).rename(mine.parent / "elsewhere")
     (mine / WEIGHTS).symlink_to(mine.parent / "elsewhere")
     with pytest.raises(UserError, match="weights is a symbolic link"):

@@ -90,7 +90,7 @@ def test_default_ring_is_half_but_18_where_a_third_is_left_for_the_vote(
     assert default_ring(free) == ring
 
 
-def test_full_cache_is_a_geometry_of_sinks_alone() -> None:
+def test_full_cache_is_a_geometry_with_only_sinks() -> None:
     (place,) = CacheGeometry.full(32, 1).layers
     assert [place.cache_slot(p, 10) for p in range(32)] == list(range(32))
     assert [place.valid(p) for p in range(32)] == list(range(1, 33))

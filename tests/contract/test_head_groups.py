@@ -80,7 +80,7 @@ def test_rounded_caches_of_groups_are_close_to_transformers(cache_dtype: str, le
 
 
 @pytest.mark.parametrize("case", [Case(**HEADS), Case("gemma2", **MIXED_HEADS), FOUR], ids=str)
-def test_runtime_tells_what_each_head_of_a_layer_kept(case: Case) -> None:
+def test_runtime_says_what_each_head_of_a_layer_kept(case: Case) -> None:
     executor, want = open_executor(build_of(case), threads=1), cases.oracle(case, 96, 1)
     executor.prefill_prompt(0, want.prompt)
     for layer, found in enumerate(executor.topk_positions() or []):

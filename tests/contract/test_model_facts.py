@@ -40,7 +40,7 @@ def test_facts_of_even_layers_have_no_further_keys() -> None:
     assert (found["num_key_value_heads"], found["attention_sinks"]) == (2, False)
 
 
-def test_the_table_of_exclusions_is_told_how_layers_differ() -> None:
+def test_the_table_of_exclusions_knows_how_layers_differ() -> None:
     assert not any(model_facts(2).features.values())
     true = ("uneven_heads", "unequal_widths", "shared_caches", "irregular")
     assert [name for name, holds in UNEVEN.features.items() if holds] == [*true]

@@ -38,7 +38,7 @@ def to_a_device(path: Path) -> None:
         (loop, "is a symbolic link"),
     ],
 )
-def test_what_is_no_regular_file_is_refused_without_waiting(
+def test_what_is_not_a_regular_file_is_refused_without_waiting(
     tmp_path: Path, make: Callable[[Path], None], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a socket's path is short
@@ -67,7 +67,7 @@ def test_missing_file_is_not_found(tmp_path: Path) -> None:
         read(tmp_path / "x")
 
 
-def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"a\xff")
     with pytest.raises(UserError, match="not UTF-8: invalid start byte at byte 1"):
         read_text(tmp_path / "x", 100, "hint")

@@ -247,7 +247,7 @@ def test_eval_refuses_a_build_that_it_cannot_run(
     assert {path.name for path in tmp_path.iterdir()} <= {"copy"}
 
 
-def test_a_build_without_baseline_is_scored_alone(
+def test_a_build_without_baseline_is_scored_by_itself(
     capsys: pytest.CaptureFixture[str], build: Path, tmp_path: Path
 ) -> None:
     """Its scores are those that it has beside other caches."""
@@ -275,7 +275,7 @@ def unlinked(file: Path) -> None:
     file.write_bytes(content)
 
 
-def test_eval_leaves_directories_of_other_files_alone(
+def test_eval_keeps_directories_of_other_files(
     capsys: pytest.CaptureFixture[str], build: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "note").write_text("mine")

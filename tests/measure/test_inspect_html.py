@@ -309,7 +309,7 @@ def test_a_page_on_a_full_disk_is_an_error_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_page_behind_a_symlink_keeps_the_symlink(tmp_path: Path) -> None:
+def test_a_page_reached_by_a_symlink_keeps_the_symlink(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("page")
     with whole_file(tmp_path / "link", "--html") as write:
         write("text\r\n")

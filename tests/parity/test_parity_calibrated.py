@@ -182,7 +182,7 @@ def test_kept_positions_are_those_of_the_published_scores(
             assert_kept(kept[layer], of, built.manifest.geometry.layers[layer])
 
 
-def test_a_chunk_behind_a_cache_is_chosen_from_by_the_same_scores(name: str, made: Any) -> None:
+def test_a_chunk_after_a_cache_is_chosen_from_by_the_same_scores(name: str, made: Any) -> None:
     make, means = made
     raw, prompt = RawBuild(make(extend=True).directory), cases.prompt(48)
     extended, geometry = Extended(raw), Build.open(raw.directory).manifest.geometry

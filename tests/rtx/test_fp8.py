@@ -204,7 +204,7 @@ def stack(path: Path, form: str) -> Path:
     return path
 
 
-def test_one_gathered_expert_is_dequantized_alone_and_a_scan_dequantizes_them_all(
+def test_one_gathered_expert_is_dequantized_by_itself_and_a_scan_dequantizes_them_all(
     tmp_path: Path,
 ) -> None:
     """So blocks of experts cost a layer's experts in scratch memory, in each run."""

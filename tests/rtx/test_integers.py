@@ -54,7 +54,7 @@ def test_four_bits_are_multiplied_as_stored_and_eight_dequantized(tmp_path: Path
 
 
 @pytest.mark.parametrize("scale", [-0.01, 0.0])
-def test_scales_that_are_not_positive_are_accepted_behind_an_identity(
+def test_scales_that_are_not_positive_are_accepted_after_an_identity(
     scale: float, tmp_path: Path
 ) -> None:
     refused = product(tmp_path / "q.onnx", 8, behind="", scale=scale)

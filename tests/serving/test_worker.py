@@ -83,7 +83,7 @@ def test_each_token_is_an_event(bench: Bench) -> None:
     )
 
 
-def test_prefill_is_no_time_in_the_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_prefill_is_not_of_the_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     step, active = bench.llm.step, bench.request(6, 1)
     monkeypatch.setattr(bench.llm, "step", lambda: time.sleep(0.2) or step())
     bench.worker.start()
@@ -171,7 +171,7 @@ def test_unexpected_error_ends_all_requests_and_the_worker_goes_on(
     until(lambda: bench.worker.values()["slots_used"] == 0)
 
 
-def test_request_that_cannot_be_submitted_fails_alone(
+def test_request_that_cannot_be_submitted_fails_by_itself(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = LLM.submit

@@ -193,7 +193,7 @@ def test_engine_build_that_cannot_fit_is_refused(
     assert ("--strip-weights" in refused.value.hint) == ("GPU" not in message)
 
 
-def test_engine_inputs_and_outputs_are_no_reason_to_refuse(estimated: Estimate) -> None:
+def test_engine_inputs_and_outputs_are_not_refused(estimated: Estimate) -> None:
     assert estimated.gpu_fixed == GPU_CONTEXT + WEIGHTS < estimated.gpu
     require_room(estimated, replace(PLENTY, gpu=estimated.gpu_fixed), stripped=False)
 

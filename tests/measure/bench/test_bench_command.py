@@ -101,7 +101,7 @@ def test_bench_measures_prints_and_writes_results(
 
 
 @pytest.mark.usefixtures("fixed_memory", "no_plots")
-def test_bench_json_is_one_line_and_results_stand_beside_the_build(
+def test_bench_json_is_one_line_and_results_are_beside_the_build(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
 ) -> None:
     build = Build.open(shutil.copytree(tiny_build.directory, tmp_path / "tiny.build"))

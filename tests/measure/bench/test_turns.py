@@ -55,7 +55,7 @@ def test_probe_rates_are_amounts_by_median_seconds() -> None:
     assert probe_spreads(taken)["bandwidth"]["max"] == 100.0
 
 
-def test_rates_without_a_matmul_probe_have_bandwidth_alone() -> None:
+def test_rates_without_a_matmul_probe_have_only_bandwidth() -> None:
     rates = turns.rates(probe_spreads({PROBES[0]: [2.0]}))
     assert rates == Rates(50.0)
     ((_, row),) = turns.rows({Case("s", {}, lambda: 0.0, work=Work(50, 10**9)): [2.0]}, rates)

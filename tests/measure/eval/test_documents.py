@@ -66,7 +66,7 @@ def test_passages_come_from_all_documents_and_do_not_overlap(folder: Path) -> No
     assert first + second[1:] == tuple(tokenizer.encode(documents[0].text).ids[:599])
 
 
-def test_documents_of_one_name_are_told_apart(folder: Path, tmp_path: Path) -> None:
+def test_documents_of_one_name_are_distinguished(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "0.txt").write_text("another")
     again = read_documents([folder, tmp_path / "0.txt", folder / "0.txt"])
     assert len({one.name for one in again}) == len(read_documents([folder])) + 1 == len(again)
@@ -136,7 +136,7 @@ def test_a_summary_of_continuations_has_means_and_standard_errors() -> None:
     assert rows[0]["losses"] == [0.5, 1.5]  # in the order of the passages' names
 
 
-def test_needles_lie_in_pythons_manual_unless_something_else_is_chosen(vault_build: Build) -> None:
+def test_needles_are_in_pythons_manual_unless_something_else_is_chosen(vault_build: Build) -> None:
     def texts(**choices: Any) -> set[str]:
         options = {"tasks": ("niah_single", "vault"), "lengths": (384,), "depths": (0.5,)} | choices
         grid = vault_grid(vault_build, **options)
@@ -151,7 +151,7 @@ def test_needles_lie_in_pythons_manual_unless_something_else_is_chosen(vault_bui
     assert all("The kettle hums" in text for text in in_sentences - in_manual)
 
 
-def test_a_python_without_a_manual_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_a_manual_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(UserError, match="came without its manual"):
         manual()

@@ -58,7 +58,7 @@ def test_build_takes_what_calibrate_writes(
         (["--out", "/nowhere/heads.json"], "cannot write /nowhere/heads.json"),
     ],
 )
-def test_calibrate_refuses_what_tells_nothing(
+def test_calibrate_refuses_texts_without_information(
     flags: list[str],
     message: str,
     vault: Build,

@@ -126,7 +126,7 @@ def test_chat_answers_each_of_a_list_of_conversations(llm: LLM) -> None:
         (ASKED, {"messages": []}, "'messages' cannot be an option"),
     ],
 )
-def test_what_is_no_conversation_is_refused(
+def test_what_is_not_a_conversation_is_refused(
     llm: LLM, messages: Any, options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
@@ -152,7 +152,7 @@ def test_llm_without_a_template_refuses_chats(tiny_build: Build) -> None:
         LLM.from_executor(FakeExecutor(make_limits()), byte_level()).chat(ASKED)
 
 
-def test_prefill_is_told_chunk_by_chunk_before_the_first_token() -> None:
+def test_prefill_is_reported_chunk_by_chunk_before_the_first_token() -> None:
     llm = LLM.from_executor(FakeExecutor(make_limits(prefill_chunk=4)), byte_level())
     done: list[int] = []
     deltas = llm.stream([1] * 15, SamplingParams(max_tokens=2), done.append)

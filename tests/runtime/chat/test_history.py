@@ -36,7 +36,7 @@ def test_arguments_have_the_form_that_the_template_takes(
     assert text(template, called(arguments)) == expected
 
 
-def test_arguments_that_are_no_object_stay_a_text() -> None:
+def test_arguments_that_are_not_an_object_stay_a_text() -> None:
     assert text(AS_JSON, called("{'a'")) == "\"{'a'\""
 
 

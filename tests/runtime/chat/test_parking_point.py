@@ -61,7 +61,7 @@ def test_row_is_parked_where_the_next_turn_still_begins_with_it(
         (TURNS + THINKS, "[user]Hello[assistant][tool]sunny[assistant]"),
     ],
 )
-def test_row_behind_the_result_of_a_call_is_parked_where_answers_follow(
+def test_row_after_the_result_of_a_call_is_parked_where_answers_follow(
     source: str, parked: str | None
 ) -> None:
     source = "{# tools tool_calls #}{% set _ = tools %}" + source

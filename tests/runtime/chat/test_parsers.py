@@ -194,7 +194,7 @@ def test_calls_of_each_format_are_read_however_they_are_cut(
 
 
 @pytest.mark.parametrize(("name", "text"), TEXTS)
-def test_what_is_no_call_stays_text_however_it_is_cut(name: str, text: str) -> None:
+def test_what_is_not_a_call_stays_text_however_it_is_cut(name: str, text: str) -> None:
     assert parsed(name, text) == [Content(text)]
     assert parsed(name, text, range(1, len(text))) == [Content(text)]
 
@@ -212,7 +212,7 @@ STREAMED = [
 
 
 @pytest.mark.parametrize(("name", "before"), STREAMED)
-def test_arguments_of_known_tools_are_told_as_they_come(name: str, before: str) -> None:
+def test_arguments_of_known_tools_are_sent_as_they_come(name: str, before: str) -> None:
     parser = OutputFormat.of("", name, "none").parser(TOOLS, "")
     parser.push(before)
     assert parser.push("{") == []
@@ -223,7 +223,7 @@ def test_arguments_of_known_tools_are_told_as_they_come(name: str, before: str) 
     assert (last, ended) == (CallArguments("}"), [CallEnded(is_valid=True)])
 
 
-def test_texts_in_tags_are_told_as_they_come_and_other_values_at_their_ends() -> None:
+def test_texts_in_tags_are_sent_as_they_come_and_other_values_at_their_ends() -> None:
     parser = OutputFormat.of("", "qwen3_coder", "none").parser(TOOLS, "")
     assert parser.push("<tool_call>\n<function=get_weather>\n<parameter=city") == []
     begun = [CallBegun("get_weather"), CallArguments('{"city": "')]
@@ -269,7 +269,7 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), BROKEN)
-def test_what_breaks_within_arguments_is_told_however_it_is_cut(
+def test_what_breaks_within_arguments_is_sent_however_it_is_cut(
     name: str, text: str, expected: list[Event]
 ) -> None:
     text = f"<tool_call>{text}"
@@ -287,7 +287,7 @@ def test_what_breaks_within_arguments_is_told_however_it_is_cut(
         '{"name": "other", "arguments": {"a": 1}}',
     ],
 )
-def test_other_calls_are_told_at_their_end(text: str) -> None:
+def test_other_calls_are_sent_at_their_end(text: str) -> None:
     (call,) = told("hermes", f"<tool_call>{text}", range(1, len(text)))
     assert isinstance(call, Call) and call.arguments == '{"a": 1}'
 

@@ -28,7 +28,7 @@ def tokens(text: str, added: Tokenizer) -> list[int]:
 @pytest.mark.parametrize("added", [False, True], ids=["as text", "as added tokens"])
 @pytest.mark.parametrize("is_open", [False, True], ids=["may open", "is open"])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_form_is_enforced_behind_the_end_of_reasoning(
+def test_form_is_enforced_after_the_end_of_reasoning(
     row: ReasoningFormat, is_open: bool, added: bool
 ) -> None:
     assert row.syntax

@@ -60,7 +60,7 @@ def test_the_end_of_a_long_turn_votes_on_its_blocks() -> None:
     assert list(answer.token_ids) == tokens
 
 
-def test_a_prompt_may_be_longer_than_L_max_in_blocks_alone() -> None:
+def test_a_prompt_may_be_longer_than_L_max_only_in_blocks() -> None:
     prompt = np.random.default_rng(0).integers(3, VOCABULARY, CASE.L_max + 1).tolist()
     with pytest.raises(UserError, match="takes 96") as refused:
         llm().read(prompt)
@@ -87,7 +87,7 @@ def test_turns_beside_neighbours_agree_with_transformers() -> None:
     assert [list(one.token_ids) for one in outputs] == [first[1], second[1]]
 
 
-def test_a_turn_runs_its_own_tokens_alone() -> None:
+def test_a_turn_runs_only_its_own_tokens() -> None:
     (first, second), _ = expected((90, 9))
     model = llm(parked_rows=1)
     model.generate([first], GREEDY)

@@ -143,7 +143,7 @@ def test_roles_load_only_their_own_graphs() -> None:
         prefill.decode(idle, idle, idle)
 
 
-def test_row_exported_amid_decode_goes_on_elsewhere_as_here() -> None:
+def test_row_exported_during_decode_goes_on_elsewhere_as_here() -> None:
     build, prompt = build_of(CASES["int8 with scales"]), cases.prompt(75)
     first, second = (opened(build, threads=1) for _ in range(2))
     tokens = [int(first.prefill_prompt(1, prompt).logits.argmax())]

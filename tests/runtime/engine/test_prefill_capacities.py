@@ -72,7 +72,7 @@ def test_prompts_of_all_lengths_give_the_same_logits_and_caches(
         assert_same_caches(ours, plain, length if baseline else None)
 
 
-def test_pseudo_tokens_behind_a_prompt_may_need_a_larger_capacity(
+def test_pseudo_tokens_after_a_prompt_may_need_a_larger_capacity(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     options = OPTIONS | {"target": "portable", "vote_queries": "pseudo"}

@@ -80,7 +80,7 @@ def executors(made: Build) -> tuple[Executor, Executor]:
 
 @settings(max_examples=10, suppress_health_check=list(HealthCheck), deadline=None)
 @given(data=st.data())
-def test_what_an_earlier_prompt_left_behind_changes_nothing(
+def test_leftovers_of_an_earlier_prompt_change_nothing(
     executors: tuple[Executor, Executor], data: st.DataObject
 ) -> None:
     """Also where one ended with a whole chunk, which is not sparse."""

@@ -91,7 +91,7 @@ def test_one_engine_takes_all_steps_of_a_build(
 @pytest.mark.parametrize("width", [80, 96, 128])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
-def test_products_agree_with_onnxruntime_where_rows_end_amid_a_byte_or_a_block(
+def test_products_agree_with_onnxruntime_where_rows_end_within_a_byte_or_a_block(
     width: int, bits: int, zeros: bool
 ) -> None:
     rng, rows, blocks = np.random.default_rng(width), 6, -(-width // 32)

@@ -244,7 +244,7 @@ def test_graphs_that_differ_from_the_manifest_are_refused(field: str, value: Any
         open_executor(wrong)
 
 
-def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_graph_is_refused(tmp_path: Path) -> None:
     (tmp_path / "decode.onnx").write_bytes(b"no graph")
     with pytest.raises(UserError, match="cannot load"):
         open_executor(Build(tmp_path, build_of(CHUNKED).manifest))

@@ -124,7 +124,7 @@ def test_all_sessions_share_a_stream_and_decode_is_captured(
     assert len(CudaSession.opened) == 5
 
 
-def test_a_decode_step_downloads_logits_alone(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+def test_a_decode_step_downloads_only_logits(gpu: FakeCuda, builds: dict[str, Build]) -> None:
     """Up go the inputs that the host writes, and nothing is copied within the GPU."""
     executor = on_gpu(builds["portable"])
     gpu.calls.clear()

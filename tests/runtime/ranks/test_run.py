@@ -104,7 +104,7 @@ def test_the_other_ranks_end_with_a_killed_first_rank() -> None:
     until(lambda: has_ended(other))
 
 
-def test_a_rank_that_cannot_be_opened_tells_why(tmp_path: Path) -> None:
+def test_a_rank_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     copied = tmp_path / "copy"
     subprocess.run(["cp", "-r", cases.built(CASE).directory, copied], check=True)
     weight = copied / "rank1/weights/model.norm.weight.safetensors"

@@ -79,7 +79,7 @@ def test_an_array_is_handed_from_one_rank_to_another(source: int, target: int) -
     assert found == [source if rank == target else rank for rank in range(RANKS)]
 
 
-def test_a_rank_that_ends_amid_a_tensor_ends_the_wait() -> None:
+def test_a_rank_that_ends_within_a_tensor_ends_the_wait() -> None:
     ours, theirs = socket.socketpair()
     theirs.sendall(b"T\x10\0\0\0\0\0\0\0" + bytes(7))
     theirs.close()
@@ -87,14 +87,14 @@ def test_a_rank_that_ends_amid_a_tensor_ends_the_wait() -> None:
         Link(ours, 2).receive_array(np.zeros(4, np.float32))
 
 
-def test_ranks_that_exchange_different_tensors_are_told_so() -> None:
+def test_ranks_that_exchange_different_tensors_are_refused() -> None:
     ours, theirs = socket.socketpair()
     Link(theirs, 0).send_array(np.zeros(5, np.float32))
     with pytest.raises(DeviceError, match="don't agree"):
         Link(ours, 2).receive_array(np.zeros(4, np.float32))
 
 
-def test_the_reason_of_a_failed_rank_is_told() -> None:
+def test_the_reason_of_a_failed_rank_is_passed_on() -> None:
     ours, theirs = socket.socketpair()
     Link(theirs, 0).send(FAILED, b"UserError: no memory")
     with pytest.raises(DeviceError, match="rank 2: UserError: no memory"):

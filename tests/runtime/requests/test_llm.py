@@ -238,7 +238,7 @@ def test_a_cancelled_stream_ends() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 5, 9], ids=["first chunk", "second", "last"])
-def test_an_error_in_a_step_leaves_no_request_behind(at: int) -> None:
+def test_an_error_in_a_step_leaves_no_request(at: int) -> None:
     """The broken request ends alone: the others get their tokens and their own ends."""
     llm, params = make_llm(broken=True), SamplingParams(max_tokens=6)
     broken = [1] * 10
@@ -280,7 +280,7 @@ def test_a_prompt_ends_with_its_first_broken_chunk() -> None:
     assert not llm.busy
 
 
-def test_an_exception_of_the_executor_leaves_no_request_behind(
+def test_an_exception_of_the_executor_leaves_no_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     llm = make_llm()

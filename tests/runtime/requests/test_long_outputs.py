@@ -70,7 +70,7 @@ def test_drafts_do_not_change_a_compressed_output() -> None:
     assert with_drafts.token_ids == without.token_ids
 
 
-def test_a_request_that_is_cancelled_amid_its_extension_frees_its_slot() -> None:
+def test_a_request_that_is_cancelled_during_its_extension_frees_its_slot() -> None:
     model = llm(compress_every=4)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     first = model.submit([5] * 40, params)

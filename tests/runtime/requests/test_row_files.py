@@ -120,7 +120,7 @@ def test_the_rows_that_were_used_longest_ago_go_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "no zip", "shape", "gone"])
-def test_a_damaged_file_is_no_row(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_not_a_row(damage: str, tmp_path: Path) -> None:
     (path,) = written(tmp_path, row(1, 2))
     again, content = files(tmp_path), path.read_bytes()
     flipped = bytearray(content)
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_no_row(damage: str, tmp_path: Path) -> None:
     assert files(tmp_path).longest([1, 2, 3], 0) is None
 
 
-def test_files_are_the_owners_alone(tmp_path: Path) -> None:
+def test_files_belong_only_to_the_owner(tmp_path: Path) -> None:
     (path,) = written(tmp_path / "rows", row(1, 2))
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700

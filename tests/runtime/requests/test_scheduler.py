@@ -328,7 +328,7 @@ def test_a_token_limit_that_starves_prefill_is_refused() -> None:
 
 
 @pytest.mark.parametrize("length", [3, 4, 5, 8, 10])
-def test_a_prompt_alone_is_prefilled_in_the_scheduled_chunks(length: int) -> None:
+def test_a_single_prompt_is_prefilled_in_the_scheduled_chunks(length: int) -> None:
     scheduler = Scheduler(batch=1, chunk=4)
     scheduler.add(0, work_of(length, 4))
     scheduled: list[tuple[int, int]] = []

@@ -31,13 +31,13 @@ def alone(llm: LLM) -> list[Sequence[int]]:
     return [llm.generate([ids], params(count))[0].token_ids for ids, count in pairs]
 
 
-def test_requests_of_a_batch_have_the_tokens_that_each_has_alone(llm: LLM) -> None:
+def test_requests_of_a_batch_have_the_tokens_that_each_has_by_itself(llm: LLM) -> None:
     """Short ones end first, so that others move, and further prompts come in between."""
     together = llm.generate(PROMPTS, [params(count) for count in LENGTHS])
     assert [done.token_ids for done in together] == alone(llm)
 
 
-def test_a_prompt_that_is_given_up_amid_its_chunks_leaves_no_state(llm: LLM) -> None:
+def test_a_prompt_that_is_given_up_between_its_chunks_leaves_no_state(llm: LLM) -> None:
     expected = alone(llm)
     executor, first = open_executor(build_of(CASE), threads=1), PROMPTS[0]
     executor.take(1, first, pieces_of(len(first), executor.limits.prefill)[0])

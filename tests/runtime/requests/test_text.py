@@ -50,7 +50,7 @@ def test_a_character_comes_with_its_last_byte() -> None:
     assert deltas(BYTE_LEVEL, ids[:-1])[-1] == REPLACEMENT
 
 
-def test_special_tokens_are_no_text() -> None:
+def test_special_tokens_are_not_text() -> None:
     assert "".join(deltas(BYTE_LEVEL, [*BYTE_LEVEL.encode("a").ids, 256])) == "a"
 
 

@@ -40,7 +40,7 @@ def test_response_format_is_held() -> None:
     assert City.model_validate_json(done.choices[0].message.content)
 
 
-def test_too_long_a_prompt_is_told_from_other_errors() -> None:
+def test_too_long_a_prompt_is_distinguished_from_other_errors() -> None:
     long: Any = CHAT | {"messages": [{"role": "user", "content": "word " * 5000}]}
     try:
         litellm.completion(**long)

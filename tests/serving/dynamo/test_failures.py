@@ -113,7 +113,7 @@ def text_of(llm: LLM, answer: dict[str, Any]) -> list[int]:
     return [token for chunk in answer["chunks"] for token in chunk["token_ids"]]
 
 
-def test_prefill_worker_killed_before_the_fetch_fails_the_request_alone(
+def test_prefill_worker_killed_before_the_fetch_fails_only_the_request(
     alone: Cluster, build: Path, llm: LLM
 ) -> None:
     prompt = ids_of(llm, 3)

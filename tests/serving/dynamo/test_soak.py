@@ -79,9 +79,7 @@ def resident(cluster: Cluster, member: str) -> int:
     return resident_bytes(cluster.members[member].process.pid)
 
 
-def test_clients_cross_no_answer_and_leave_nothing_behind(
-    cluster: Cluster, texts: dict[str, str]
-) -> None:
+def test_clients_cross_no_answer_and_leave_nothing(cluster: Cluster, texts: dict[str, str]) -> None:
     async def all_clients() -> list[Counter]:
         end = time.monotonic() + SECONDS
         client = cluster.async_client

@@ -39,7 +39,7 @@ def test_client_that_leaves_before_its_answer_frees_its_batch_slot(slow: Served)
     assert soon(lambda: not slow.llm.busy)
 
 
-def test_error_amid_a_stream_is_its_last_event(
+def test_error_within_a_stream_is_its_last_event(
     slow: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = iter(client.completions.create(stream=True, **LONG))

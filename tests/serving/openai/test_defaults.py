@@ -47,7 +47,7 @@ def test_servers_own_values_come_before_the_checkpoints(
     assert found == kept | values
 
 
-def test_each_value_tells_its_source(tmp_path: Path) -> None:
+def test_each_value_names_its_source(tmp_path: Path) -> None:
     text = str(defaults(tmp_path, QWEN, top_p=0.5))
     assert text == (
         "temperature 0.7 (generation_config.json), top_p 0.5 (--top-p), "

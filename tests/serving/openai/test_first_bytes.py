@@ -41,7 +41,7 @@ def test_headers_come_before_the_prompt_is_read(slow_prompt: Served) -> None:
     connection.close()
 
 
-def test_comments_tell_how_far_the_prompt_is_and_clients_ignore_them(slow_prompt: Served) -> None:
+def test_comments_say_how_far_the_prompt_is_and_clients_ignore_them(slow_prompt: Served) -> None:
     connection, answer = opened(slow_prompt)
     read = [0]
     while not read[-1]:

@@ -101,7 +101,7 @@ def test_request_id_is_the_clients_or_a_new_one(served: Served, sent: str, is_ke
         ("HEAD", "/metrics", 200),
     ],
 )
-def test_other_methods_tell_what_is_allowed(
+def test_other_methods_say_what_is_allowed(
     served: Served, method: str, path: str, status: int
 ) -> None:
     answer = asked(served, method, path)
@@ -135,5 +135,5 @@ def test_models_are_not_listed_while_the_server_drains(served: Served) -> None:
     assert (answer.status_code, code) == (503, "shutting_down")
 
 
-def test_model_tells_the_longest_prompt(client: openai.OpenAI) -> None:
+def test_model_says_the_longest_prompt(client: openai.OpenAI) -> None:
     assert client.models.retrieve("model").model_dump()["max_model_len"] == 200

@@ -61,6 +61,6 @@ def test_every_line_of_the_metrics_is_prometheus_text(
 
 
 @pytest.mark.parametrize("line", ['a{b="c} 1', 'a{b="c"d} 1', "a 1 x", "a{} one", "0a 1", "a  1"])
-def test_a_line_that_is_no_sample_is_found(line: str) -> None:
+def test_a_line_that_is_not_a_sample_is_found(line: str) -> None:
     with pytest.raises(AssertionError):
         parsed(f"# HELP a b\n# TYPE a gauge\n{line}\n")

@@ -81,7 +81,7 @@ def test_build_without_a_tokenizer_is_refused_before_it_is_loaded(tmp_path: Path
         require_tokenizer(ModelOptions(tmp_path))
 
 
-def test_directory_that_is_no_build_is_called_that(tmp_path: Path) -> None:
+def test_directory_that_is_not_a_build_is_called_that(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a build directory"):
         require_tokenizer(ModelOptions(tmp_path / "none"))
 

@@ -146,7 +146,7 @@ def test_a_wrong_completion_is_refused_by_its_field(
     assert refused.value.param == param
 
 
-def test_a_part_that_is_no_text_has_a_code(client: openai.OpenAI) -> None:
+def test_a_part_that_is_not_text_has_a_code(client: openai.OpenAI) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {}}]
     with pytest.raises(openai.BadRequestError, match="'input_audio' is not supp") as refused:
         chat(client, messages=[{"role": "user", "content": parts}])

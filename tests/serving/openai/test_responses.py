@@ -192,7 +192,7 @@ def test_input_tokens_are_counted(served: Served, client: openai.OpenAI) -> None
     assert response.usage and counted.input_tokens == response.usage.input_tokens
 
 
-def test_a_failure_amid_a_stream_is_its_last_event(
+def test_a_failure_within_a_stream_is_its_last_event(
     served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def failing(*_: object) -> streaming.Outputs:

@@ -31,7 +31,7 @@ def test_prompts_tokens_have_the_runtimes_probabilities(
     assert choice.text.startswith("Once upon") and len(logprobs.tokens) == 10
 
 
-def test_greediest_token_is_told_beside_each(served: Served, client: openai.OpenAI) -> None:
+def test_greediest_token_is_given_beside_each(served: Served, client: openai.OpenAI) -> None:
     """As lm-evaluation-harness reads it: greedy if the token has the highest of the top ones."""
     told = scored(client).choices[0].logprobs
     pairs = zip(told.token_logprobs[1:], told.top_logprobs[1:], strict=True)

@@ -108,7 +108,7 @@ def test_form_begins_at_once_where_thinking_is_off(
 
 
 @pytest.mark.slow
-def test_a_form_that_cannot_be_kept_is_refused_behind_reasoning_too(
+def test_a_form_that_cannot_be_kept_is_refused_after_reasoning_too(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(served, monkeypatch, "[user]Y\n")

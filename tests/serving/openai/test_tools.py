@@ -29,7 +29,7 @@ def template(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     use_template(monkeypatch, served.model, SHORT)
 
 
-def test_calls_content_and_reasoning_are_told_apart(
+def test_calls_content_and_reasoning_are_separated(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(monkeypatch, CALLS)
@@ -99,7 +99,7 @@ def test_a_call_that_ends_within_its_arguments_has_what_came_of_them(
     assert chunks[-1].choices[0].finish_reason == reason
 
 
-def test_one_call_alone_is_told_without_parallel_calls(
+def test_one_call_at_most_is_sent_without_parallel_calls(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(monkeypatch, f"<tool_call>{JSON}</tool_call>" * 3)

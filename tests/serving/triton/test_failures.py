@@ -59,7 +59,7 @@ def ids(length: int) -> list[int]:
     return [5] * length
 
 
-def test_failing_prefill_ends_its_own_request_alone(faulty_client: Client, llm: LLM) -> None:
+def test_failing_prefill_ends_only_its_own_request(faulty_client: Client, llm: LLM) -> None:
     params = SamplingParams(max_tokens=2200, ignore_eos=True)
     (expected,) = llm.generate(ids(30), params)
     with faulty_client.stream(input_ids=ids(30), max_tokens=2200, ignore_eos=True) as neighbour:

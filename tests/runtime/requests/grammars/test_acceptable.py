@@ -70,7 +70,7 @@ def test_what_is_refused_is_dropped_of_a_lenient_schema(schema: Any, left: Any) 
         True,
     ],
 )
-def test_what_is_no_such_keyword_stays(schema: Any) -> None:
+def test_what_is_not_such_a_keyword_stays(schema: Any) -> None:
     assert acceptable(schema, True) == acceptable(schema, False) == schema
 
 

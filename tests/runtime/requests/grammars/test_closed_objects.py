@@ -64,7 +64,7 @@ def test_objects_with_named_properties_are_closed(schema: Any, wanted: Any) -> N
         "text",
     ],
 )
-def test_what_means_more_or_is_no_schema_stays_as_it_is(schema: Any) -> None:
+def test_what_means_more_or_is_not_a_schema_stays_as_it_is(schema: Any) -> None:
     assert close_objects(schema) == schema
 
 

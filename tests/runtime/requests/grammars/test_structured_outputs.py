@@ -278,7 +278,7 @@ def test_a_grammar_is_compiled_once() -> None:
     assert made.compile(form) is made.compile(StructuredOutputs(json={"type": "string"}))
 
 
-def test_a_grammar_that_explodes_amid_an_answer_ends_that_answer_alone(
+def test_a_grammar_that_explodes_within_an_answer_ends_only_that_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As one does that no trial has found."""

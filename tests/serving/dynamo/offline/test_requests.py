@@ -78,6 +78,6 @@ def test_what_is_not_supported_is_refused(model: Model, given: dict[str, Any], w
 
 
 @pytest.mark.parametrize("given", [None, [], "x", {}, {"digest": "a"}])
-def test_anything_else_is_no_hand_over(given: Any) -> None:
+def test_anything_else_is_not_a_hand_over(given: Any) -> None:
     with pytest.raises(UserError, match="hand-over is not valid"):
         message.read(given)
