@@ -38,7 +38,7 @@ from pathlib import Path
 import numpy as np
 from snapexport.contract.build_directory import Build
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.ort import session  # the library itself is no growth
+import onnxruntime  # the library itself is no growth
 
 def of_process(name, file="status"):
     return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self", file).read_text())[1]) << 10
