@@ -378,7 +378,7 @@ def test_plan_prints_tables_and_ends_with_the_build_command(
     assert out.splitlines()[-1].startswith("snapexport build --model ")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "glm4_moe"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("glm4_moe", marks=pytest.mark.slow)])
 def test_plan_counts_the_weights_of_a_decoder_by_the_model(name: str, tmp_path: Path) -> None:
     """Other paths than `model.layers`, and names that transformers changes."""
     checkpoints.make(name, tmp_path / "m")

@@ -32,8 +32,6 @@ PLAIN_REQUESTS = 100
 MOST_MESSAGE = 2000
 """Characters of an error's message: nobody is sent back what he sent."""
 AT_ONCE = 4
-NOT_HTTP = b"Invalid HTTP request received."
-"""uvicorn's own answer."""
 PLAIN = post_json(
     COMPLETIONS, {"model": MODEL, "prompt": "The old", "max_tokens": 8, "temperature": 0}
 )

@@ -372,11 +372,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-FEW = ("cohere2_moe", "gemma4_text.shared", "glm4", "gpt2", "granite_swa", "opt", "smollm3")
-SLOW = ("llama4_text", "mimo_v2_flash", "minicpm3", "mixtral")
-"""Interleaved RoPE and experts, caches that layers share, partial RoPE, Conv1D, sinks, a head
-beside the decoder, and layers without RoPE; chunks and complex RoPE, heads by layer, latents, and
-experts that transformers joins."""
+FEW = ("glm4", "gpt2", "smollm3")
+SLOW = ("cohere2_moe", "gemma4_text.shared", "granite_swa", "llama4_text")
+SLOW += ("mimo_v2_flash", "minicpm3", "mixtral", "opt")
+"""Partial RoPE, Conv1D, and layers without RoPE; interleaved RoPE and experts, caches that layers
+share, sinks, chunks and complex RoPE, heads by layer, latents, experts that transformers joins, and
+a head beside the decoder."""
 
 
 def few_by_default(names: Iterable[str]) -> list[Any]:

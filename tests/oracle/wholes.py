@@ -85,7 +85,7 @@ WHOLES: dict[str, dict[str, Any]] = {
 }
 
 
-FEW = ("gemma3", "mistral3")
+FEW = ("mistral3",)
 
 
 WHOLES["qwen3_5"]["text_config"] |= {

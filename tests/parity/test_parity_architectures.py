@@ -19,8 +19,8 @@ from tests.oracle.compare import (
 
 torch.set_num_threads(1)
 
-MAIN = ("llama", "llama-tied", "mistral", "qwen2", "qwen2-tied", "qwen3")
-MAIN += ("qwen3-sliding", "gemma2", "gemma3")
+MAIN = ("llama", "mistral", "qwen2", "qwen3", "gemma2")
+OTHERS = ("llama-tied", "qwen2-tied", "qwen3-sliding", "gemma3")
 EXPERTS = ("qwen3-moe", "qwen3-moe-sparse")
 LATENT = ("deepseek-v2", "deepseek-v2-groups", "deepseek-v3")
 
@@ -75,7 +75,7 @@ GPT_OSS_OPTIONS: tuple[dict[str, Any], ...] = (
     {"target": "tensorrt-rtx", "prefill_chunk": 96, "share_weights": True},
 )
 SLOW_BUILDS = (
-    dict.fromkeys(map(with_baseline, LATENT), LENGTHS)
+    dict.fromkeys(map(with_baseline, (*OTHERS, *LATENT)), LENGTHS)
     | dict.fromkeys([*map(with_baseline, EXPERTS), *ON_PORTABLE], FEWER)
     | dict.fromkeys(SLIDING, WINDOWS)
     | {Case("deepseek-v3", **options): (12, 33, 90) for options in LATENT_OPTIONS}
@@ -100,7 +100,7 @@ SLOW_FULL_CACHES = {
     Case("gpt-oss", policy="full", L_max=160): (1, 25, 96),
     Case("gpt-oss", policy="full", L_max=160, prefill_chunk=160, target="portable"): (1, 25, 96),
     Case("gpt-oss", policy="full", L_max=160, target="tensorrt"): (1, 25, 96),
-} | dict.fromkeys([*map(with_baseline, (*EXPERTS, *LATENT)), *ON_PORTABLE], (1, 65, 96))
+} | dict.fromkeys([*map(with_baseline, (*OTHERS, *EXPERTS, *LATENT)), *ON_PORTABLE], (1, 65, 96))
 
 
 @pytest.mark.parametrize(

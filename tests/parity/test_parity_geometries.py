@@ -9,22 +9,25 @@ from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
 
 torch.set_num_threads(1)
 
+SLOW = (
+    Case("llama-bf16", L_obs=1, pool_kernel=1),
+    Case("mistral", L_obs=16, prefill_chunk=16, K=1),
+    Case("qwen3-mha", prefill_chunk=95),
+    Case("mistral", budget="pyramid", K=20),
+    Case(policy="sage", L_obs=1, pool_kernel=1),
+)
 GEOMETRIES = (
     Case(),
     Case("llama-yarn", policy="streaming"),
-    Case("llama-bf16", L_obs=1, pool_kernel=1),
     Case("llama-mqa", pool_kernel=7, L_recent=8, K=80),
     Case("qwen3-sharded", L_sink=0, pool_kernel=1, K=5),
     Case(L_sink=0, L_recent=1, L_obs=1, K=4, pool_kernel=7, batch=1),
-    Case("mistral", L_obs=16, prefill_chunk=16, K=1),
     Case("qwen2", L_max=70, L_sink=7, L_recent=9, L_obs=9, K=17, batch=2),
-    Case("qwen3-mha", prefill_chunk=95),
     Case("llama-mqa", target="portable"),
-    Case("mistral", budget="pyramid", K=20),
-    Case(policy="sage", L_obs=1, pool_kernel=1),
     Case("qwen3", policy="snapkv", L_sink=0, softmax="causal", L_obs=16),
     Case("qwen2", vote="sum-squares", pool="max", group="max"),
     Case("llama-mqa", softmax="causal", group="sum", target="portable"),
+    *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW),
 )
 SINGLE_SHOT = (
     Case(prefill_chunk=96, baseline=True),

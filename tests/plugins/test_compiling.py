@@ -30,6 +30,7 @@ def gpu_library(libraries: Libraries) -> Path:
     return libraries.make("launchers", lambda out: binding.gpu_command(out, "90", nvcc))
 
 
+@pytest.mark.slow
 def test_gpu_library_exports_the_c_interface(gpu_library: Path) -> None:
     command = ["nm", "-D", "--defined-only", str(gpu_library)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -37,6 +38,7 @@ def test_gpu_library_exports_the_c_interface(gpu_library: Path) -> None:
     assert {name for name in names if name.startswith("snapexport")} == EXPORTS
 
 
+@pytest.mark.slow
 def test_gpu_library_loads_without_a_gpu_and_needs_the_emulators_workspace(
     gpu_library: Path, emulated: Emulated
 ) -> None:

@@ -24,8 +24,7 @@ CASES = (
     Case(),
     Case(policy="full"),
     Case("gemma2", cache_dtype="int8"),
-    Case("falcon_h1"),
-    Case("deepseek-v3"),
+    *(pytest.param(Case(name), marks=pytest.mark.slow) for name in ("falcon_h1", "deepseek-v3")),
     Case(vote_queries="pseudo"),
     Case(target="portable", top_tokens=4, share_weights=True),
 )

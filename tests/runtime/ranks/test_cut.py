@@ -91,6 +91,7 @@ def test_ranks_have_the_same_graphs_to_the_byte(made: Build) -> None:
     assert len(first) > 20 and all(other == first for other in others)
 
 
+@pytest.mark.slow
 def test_experts_are_cut_inside_each_expert(tmp_path: Path) -> None:
     """Gates and ups lie in turn: row 2i is row i of the gates, row 2i + 1 of the ups."""
     model = checkpoints.make("qwen3-moe", tmp_path / "model", **SIZES)

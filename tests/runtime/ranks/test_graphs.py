@@ -54,6 +54,7 @@ def test_collectives_have_the_attributes_that_polygraphy_writes(
     assert found == [gather, *[reduce] * (2 * LAYERS), gather]
 
 
+@pytest.mark.slow
 def test_each_rank_decodes_batch_slots_of_its_own() -> None:
     case = Case("deepseek-v3-cut", tensor_parallel=2, batch=4, data_parallel_attention=True)
     made = Build.open(cases.built(case).directory)

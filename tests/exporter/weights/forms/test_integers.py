@@ -332,6 +332,7 @@ def test_int4_leaves_routers_and_gates_of_one_row_whole(
     assert any(one.endswith("self_attn.o_proj.weight.int4") for one in trace.sources)
 
 
+@pytest.mark.slow
 def test_experts_of_a_width_without_whole_blocks_are_not_quantized(tmp_path: Path) -> None:
     model = checkpoints.make("qwen3-moe", tmp_path / "m", moe_intermediate_size=24)
     made = build(model, tmp_path / "b", L_max=64, policy="full", weights="int4", prefill_chunk=32)

@@ -199,6 +199,7 @@ def test_rounded_builds_are_near_the_checkpoint(
     assert 0 < share < {"int4": 0.13, "int8": 0.008}[bits]
 
 
+@pytest.mark.slow
 def test_what_is_not_kept_is_reported_with_its_reason(tmp_path: Path) -> None:
     noted = Noted()
     quantized_by("awq", "qwen3-moe", tmp_path / "m")
@@ -218,6 +219,7 @@ def test_shared_weights_and_eight_bits_leave_no_integers_by_default(
     assert made.manifest.quantization is None and made.manifest.graph_options.share_weights
 
 
+@pytest.mark.slow
 def test_scales_whose_products_fp16_cannot_hold_are_refused(tmp_path: Path) -> None:
     def parts(stem: str, rows: int, columns: int) -> Any:
         weight = Weight(rows, columns, 32, 4, sym=True)
