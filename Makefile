@@ -41,15 +41,15 @@ demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
 # Compiled modules are kept, whatever the environment says: workers and started processes load them.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)           ## all tests but the slow ones
-	$(PYTEST) -m "not slow and not architectures" --ignore tests/rtx --ignore tests/real_model
+	$(PYTEST) --junitxml build/$@.xml -m "not slow and not architectures" --ignore tests/rtx --ignore tests/real_model
 
 test-slow: export PYTHONDONTWRITEBYTECODE =
 test-slow: $(STAMP)      ## the slow tests: ranks, processes, hostile requests, and what few builds have
-	$(PYTEST) -m slow --ignore tests/rtx --ignore tests/real_model
+	$(PYTEST) --junitxml build/$@.xml -m slow --ignore tests/rtx --ignore tests/real_model
 
 test-all: export PYTHONDONTWRITEBYTECODE =
 test-all: $(STAMP)       ## both in one run, as CI does: each worker loads the libraries once
-	$(PYTEST) -m "not architectures" --ignore tests/rtx --ignore tests/real_model
+	$(PYTEST) --junitxml build/$@.xml -m "not architectures" --ignore tests/rtx --ignore tests/real_model
 
 architectures: export PYTHONDONTWRITEBYTECODE =
 architectures: $(STAMP)  ## every decoder of transformers against it, and the page of results, 20 minutes
