@@ -47,6 +47,7 @@ def test_a_model_that_passes_the_mask_by_its_name_is_compared(tmp_path: Path) ->
     assert made.manifest.verified is not None
 
 
+@pytest.mark.slow
 def test_a_held_family_is_compared_only_if_asked(checkpoint: Path, tmp_path: Path) -> None:
     plain = build(checkpoint, tmp_path / "plain", **OPTIONS)
     assert plain.manifest.verified is None
@@ -166,6 +167,7 @@ def test_a_wrong_form_is_refused_with_the_layer_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
+@pytest.mark.slow
 def test_a_lost_factor_of_logits_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -372,12 +372,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-FEW = ("glm4", "gpt2", "smollm3")
+FEW = ("gpt2", "smollm3")
 SLOW = ("cohere2_moe gemma4_text.shared granite_swa llama4_text mimo_v2_flash minicpm3").split()
-SLOW += ["mixtral", "opt"]
-"""Partial RoPE, Conv1D, and layers without RoPE; interleaved RoPE and experts, caches that layers
-share, sinks, chunks and complex RoPE, heads by layer, latents, experts that transformers joins, and
-a head beside the decoder."""
+SLOW += ["mixtral", "opt", "glm4"]
+"""Conv1D, and layers without RoPE. Slow: experts, caches that layers share, sinks, chunks, heads by
+layer, latents, partial, complex and interleaved RoPE, and a head beside the decoder."""
 
 
 def few_by_default(names: Iterable[str]) -> list[Any]:

@@ -44,7 +44,7 @@ def test_an_output_is_compressed_as_turns_are(case: Case, length: int) -> None:
     assert other.token_ids != answer.token_ids, "the test's output has to depend on what is kept"
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt"])
+@pytest.mark.parametrize("family", ["gpt2", pytest.param("opt", marks=pytest.mark.slow)])
 def test_a_table_of_positions_is_not_read_beyond_its_end(family: str) -> None:
     case = Case(family, extend=True)
     last = Build.open(cases.built(case).directory).manifest.model.max_position_embeddings
