@@ -36,6 +36,20 @@ def test_an_interrupt_while_modules_load_ends_without_traceback(after: float) ->
     assert process.returncode == 130
 
 
+def test_a_signal_while_an_object_is_freed_ends_the_program() -> None:
+    program = """if True:
+        import os, signal, time
+        from snapexport.cli.signals import end_on_signals
+        class Freed:
+            def __del__(self): os.kill(os.getpid(), signal.SIGINT)
+        end_on_signals()
+        freed = Freed()
+        del freed
+        time.sleep(600)"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.slow
 def test_a_signal_ends_the_program_before_modules_are_freed() -> None:
     """Libraries clean up as ever. A native thread that uses a freed module would abort the end."""

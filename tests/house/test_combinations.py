@@ -10,13 +10,7 @@ import pytest
 from snapexport.builder.engines.options import EngineOptions
 from snapexport.builder.options import BuildOptions, graph_fields
 from snapexport.contract.build_directory import Build
-from snapexport.contract.exclusions import (
-    broken,
-    build_rules,
-    require_compatible,
-    rules,
-    run_rules,
-)
+from snapexport.contract.exclusions import broken, build_rules, require_compatible, rules, run_rules
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.rule import Facts, Rule
 from snapexport.errors import UserError

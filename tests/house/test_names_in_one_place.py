@@ -20,9 +20,7 @@ MTP_HOME = PACKAGE / "methods" / "mtp" / "export.py"
 """A cache method says which families' checkpoints have what it needs."""
 
 FAMILIES = {"llama", "mistral", "qwen", "gemma", "phi"}
-ARCHITECTURE_NAMES = FAMILIES.union(
-    *({one.name, one.model_type} for one in HELD.values()),
-)
+ARCHITECTURE_NAMES = FAMILIES.union(*({one.name, one.model_type} for one in HELD.values()))
 
 
 def sources(*outside_of: Path) -> Iterator[Path]:

@@ -13,18 +13,9 @@ PACKAGE = Path(snapexport.__file__).parent
 HOMES = {
     "safetensors headers": (r"data_offsets", {"files/safetensors.py"}),
     "binary headers": (r"\"<Q\"", {"files/safetensors.py", "exporter/read/gguf/header.py"}),
-    "unfinished files": (
-        r"[\"'.]partial\b[\"'-]",
-        {"files/whole.py", "builder/staging.py"},
-    ),
-    "renames": (
-        r"os\.(rename|replace)\(|\w\.rename\(",
-        {"builder/staging.py"},
-    ),
-    "hard links": (
-        r"os\.link\(",
-        {"exporter/weights/place.py", "measure/eval/loaded_systems.py"},
-    ),
+    "unfinished files": (r"[\"'.]partial\b[\"'-]", {"files/whole.py", "builder/staging.py"}),
+    "renames": (r"os\.(rename|replace)\(|\w\.rename\(", {"builder/staging.py"}),
+    "hard links": (r"os\.link\(", {"exporter/weights/place.py", "measure/eval/loaded_systems.py"}),
     "bytes for people": (r"/ 2\*\*[123]0|/ \(1 <<|\{[^}]*\} ?[KMG]iB", {"contract/memory.py"}),
 }
 

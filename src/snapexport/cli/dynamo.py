@@ -25,7 +25,7 @@ HELP = "serve a build with NVIDIA Dynamo, prefill and decode in separate workers
 UP = "up"
 
 BOTH = flags.SERVED | {
-    "lease_seconds": "how long a prefilled prompt waits for a decode worker that sends no note",
+    "lease_seconds": "how long a prefilled prompt waits for a decode worker that sends no note"
 }
 WORKER = {
     "role": "what the worker does",

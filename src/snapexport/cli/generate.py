@@ -25,12 +25,7 @@ from snapexport.methods.table import run_flags
 from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Message
-from snapexport.runtime.requests.request import (
-    FinishReason,
-    OutputDelta,
-    Request,
-    SamplingParams,
-)
+from snapexport.runtime.requests.request import FinishReason, OutputDelta, Request, SamplingParams
 
 HELP = "stream text from a build"
 

@@ -27,10 +27,7 @@ API_KEY = "SNAPEXPORT_API_KEY"
 HELP = "serve a build through an OpenAI-compatible API"
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
-    "API": {
-        "host": "address of the API",
-        "port": "port of the API; 0: a free one",
-    },
+    "API": {"host": "address of the API", "port": "port of the API; 0: a free one"},
     "access": {
         "api_key": f"key that every request but /health must send (default: ${API_KEY}, or none)",
         "allowed_host": "further names by which clients reach the server, in the header Host; "

@@ -1,8 +1,11 @@
 """Ends the program quietly on SIGINT and SIGTERM. Imports nothing heavy: it runs first."""
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Timer
 from types import FrameType
 from typing import NoReturn
 
@@ -19,10 +22,19 @@ def end_on_signals() -> None:
     """Leave through the `finally` blocks, which remove what is half-written."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
+    sys.unraisablehook = _leave_later
 
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:
     raise EndedBySignal(number)
+
+
+def _leave_later(lost: "sys.UnraisableHookArgs") -> None:
+    """Send a signal again whose exception Python dropped, as it does while it frees objects."""
+    if isinstance(lost.exc_value, EndedBySignal):
+        Timer(0.01, os.kill, (os.getpid(), lost.exc_value.status - 128)).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 class Interrupts:
