@@ -38,7 +38,7 @@ CODE_LINES = 40_145
 
 METHODS = {
     "pseudo": r"\bpseudo\b|\bpseudo[-_]tokens?\b|\bPseudo\w*",
-    "repeat": r"[\"']repeat[\"']|\bRepetition(?!_penalty)\w+|\brepeated_(?:chunk|starts)\b",
+    "repeat": r"[\"']repeat[\"'](?!:)|\bRepetition(?!_penalty)\w+|\brepeated_(?:chunk|starts)\b",
     "calibrated": _CALIBRATED,
     "head_budgets": r"\bhead[-_]budgets?\b|\bHeadBudget\w*",
     "int8_cache": r"\bint8_cache\b|\bINT8_(?:ROWS|SCALE|CACHE)|\bInt8(?:Rows|Scale)",

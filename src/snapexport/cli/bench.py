@@ -42,7 +42,7 @@ CHOICES = {
     "contexts": "tokens of the prompts (default: an eighth and a half of L_max)",
     "batches": "batch slots that decode at a time (default: one, and all of the build's)",
     "decode_steps": "decode steps that are timed in a row, in each round",
-    "rounds": "times that everything is measured, in turn",
+    "repeat": "rounds in which everything is measured",
     "baseline": "measure the full cache's graphs too; for builds made with --baseline",
     "backend": "what runs the graphs",
     "precision": "what OpenVINO calculates in (default: f32)",
@@ -108,7 +108,7 @@ def _print_expected(plan: Plan) -> None:
     expected = estimate(plan)
     caches = " and ".join(spec.name for spec in plan.specs)
     contexts = ", ".join(map(str, plan.contexts))
-    what = f"{caches}, prompts of {contexts} tokens, {plan.options.rounds} rounds"
+    what = f"{caches}, prompts of {contexts} tokens, {plan.options.repeat} rounds"
     print_estimate(what, expected.seconds, expected.nbytes)
 
 

@@ -146,14 +146,14 @@ class BenchOptions:
     """Every choice of `snapexport bench`. None: chosen from the build.
 
     contexts: tokens of the prompts. batches: active batch slots. decode_steps: timed steps in a
-    row, in each of `rounds`. backend, precision, threads, prepack: as those of
+    row, in each of `repeat` rounds. backend, precision, threads, prepack: as those of
     `open_executor`.
     """
 
     contexts: tuple[int, ...] | None = None
     batches: tuple[int, ...] | None = None
     decode_steps: int = 16
-    rounds: int = 5
+    repeat: int = 5
     baseline: bool = False
     backend: BenchBackend = "onnxruntime"
     precision: Precision | None = None
@@ -162,7 +162,7 @@ class BenchOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_fields(self, contexts=1, batches=1, decode_steps=1, rounds=1, seed=0, threads=1)
+        require_fields(self, contexts=1, batches=1, decode_steps=1, repeat=1, seed=0, threads=1)
 
     @property
     def running(self) -> dict[str, Any]:

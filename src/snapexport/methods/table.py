@@ -72,10 +72,10 @@ def run_flags(kind: type) -> dict[str, str]:
     return {name: text for each in helps for name, text in each if name in known}
 
 
-def in_blocks(wanted: bool) -> MethodOptions:
+def in_blocks(wanted: bool) -> list[MethodOptions]:
     """Options with which prompts can go block by block onto a compressed cache, or cannot."""
-    given = next(method.in_blocks for method in METHODS if method.in_blocks)
-    return given if wanted else type(given)()
+    known = (method.in_blocks for method in METHODS if method.in_blocks)
+    return [given if wanted else type(given)() for given in known]
 
 
 def inner_chunks(options: GraphOptions, prefill_chunk: int) -> InnerChunks | None:

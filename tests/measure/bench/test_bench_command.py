@@ -22,7 +22,7 @@ from snapexport.measure.bench.probes import bandwidth, matmul, openvino_matmul
 from snapexport.measure.plots import STYLE
 from tests.oracle.cases import Case, build_of
 
-FAST = ["--rounds", "2", "--decode-steps", "2", "--threads", "1", "--batches", "2", "1"]
+FAST = ["--repeat", "2", "--decode-steps", "2", "--threads", "1", "--batches", "2", "1"]
 USED = {"empty": 10, "loaded": 20, "peak": 30, "anonymous_loaded": 5, "anonymous": 6}
 
 

@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of(build: Build, **options: object) -> Plan:
-    return Plan.of(build, BenchOptions(decode_steps=2, rounds=3, **options))  # type: ignore[arg-type]
+    return Plan.of(build, BenchOptions(decode_steps=2, repeat=3, **options))  # type: ignore[arg-type]
 
 
 def test_an_estimate_counts_every_visit_of_a_context(tiny_build: Build) -> None:

@@ -113,7 +113,7 @@ def test_bench_defaults_fit_the_system_with_the_tightest_limits(tiny_build: Buil
         ({"contexts": ()}, "--contexts is empty"),
         ({"contexts": (0,)}, "--contexts 0 is below 1"),
         ({"contexts": (4, 4)}, "--contexts has 4 twice"),
-        ({"rounds": 0}, "--rounds 0 is below 1"),
+        ({"repeat": 0}, "--repeat 0 is below 1"),
         ({"decode_steps": 0}, "--decode-steps 0 is below 1"),
         ({"threads": 0}, "--threads 0 is below 1"),
         ({"seed": -1}, "--seed -1 is below 0"),
@@ -139,7 +139,7 @@ def test_each_system_has_rows_and_a_roofline_of_memory(
     tiny_build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(speed, "measure_memory", lambda *_: USED)
-    options = BenchOptions(contexts=(16,), decode_steps=2, rounds=1, threads=1, baseline=True)
+    options = BenchOptions(contexts=(16,), decode_steps=2, repeat=1, threads=1, baseline=True)
     plan = Plan.of(tiny_build, options)
     results = Results("speed", "", plan.options, summary=speed.summary)
     speed.run(plan, results, [bandwidth(1, 1 << 12), matmul(1, 16)])

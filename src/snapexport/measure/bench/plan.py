@@ -137,7 +137,7 @@ def _of_system(plan: Plan, spec: SystemSpec) -> float:
 
 def _at_context(plan: Plan, executor: Executor, context: int, decode: float) -> float:
     """All visits of a context: the longest one also warms up, and is where memory is measured."""
-    limits, rounds = executor.limits, plan.options.rounds
+    limits, rounds = executor.limits, plan.options.repeat
     chunks = sum(piece.cost for piece in pieces_of(context, limits.prefill)) / limits.prefill.chunk
     prefill = fill = chunk_seconds(executor, context) * chunks
     compression = 0.0

@@ -41,7 +41,7 @@ def run(plan: Plan, results: Results, probes: Sequence[Case]) -> None:
         groups += [_compression(plan, systems[0], vote, context) for context in plan.contexts]
     else:
         results.note(INSIDE_PREFILL if manifest.geometry.compresses else KEEPS_ALL)
-    results.measure("speed", groups, plan.options.rounds, probes)
+    results.measure("speed", groups, plan.options.repeat, probes)
 
 
 def fill_and_decode(

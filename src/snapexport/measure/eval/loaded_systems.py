@@ -186,7 +186,7 @@ class LoadedSystems:
         if not self._build.manifest.traces:
             return self._build
         out = self._directory / str(len(self._executors))
-        options = self._build.manifest.graph_options.with_options(table.in_blocks(in_blocks))
+        options = self._build.manifest.graph_options.with_options(*table.in_blocks(in_blocks))
         return derive(
             self._build, geometry, out, options, with_queries=with_queries, link_weights=True
         )

@@ -242,9 +242,7 @@ def _of_answers(group: Sequence[Answer]) -> dict[str, Any]:
 
 
 def rows(
-    records: Iterable[Kind],
-    fields: Sequence[str],
-    summary: Callable[[list[Kind]], dict[str, Any]],
+    records: Iterable[Kind], fields: Sequence[str], summary: Callable[[list[Kind]], dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """A row for each combination of the fields' values, in the order of its first record."""
     groups: dict[tuple[Any, ...], list[Kind]] = {}

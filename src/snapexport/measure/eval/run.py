@@ -173,10 +173,7 @@ def _pending(grid: Grid, cell: Cell, done: Collection[Hashable]) -> list[tuple[S
 
 
 def _answers(
-    grid: Grid,
-    cell: Cell,
-    pairs: Sequence[tuple[System, str]],
-    llms: Mapping[System, LLM],
+    grid: Grid, cell: Cell, pairs: Sequence[tuple[System, str]], llms: Mapping[System, LLM]
 ) -> Iterator[Outcome]:
     sample = grid.requests.sample(cell)
     params = SamplingParams(max_tokens=sample.max_tokens, stop=sample.stop)

@@ -105,7 +105,9 @@ class SystemMaker:
         choices = (self._inherit(policy, slots, changes) if slots else {}) | changes
         choices = self._without_other_queries(choices) | changes
         try:
-            choices |= {"L_max": self.L_max, "policy": policy} | vars(table.in_blocks(in_blocks))
+            choices |= {"L_max": self.L_max, "policy": policy}
+            for given in table.in_blocks(in_blocks):
+                choices |= vars(given)
             options = BuildOptions.of(model="", out=Path(), **choices)
             geometry = options.geometry(self.model, like=self.own)
         except UserError as error:
