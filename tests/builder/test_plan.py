@@ -190,7 +190,9 @@ def test_planned_bytes_equal_those_of_the_build(checkpoint: Path, tiny_build: Bu
     require_counted(tiny_build, checkpoint, **flags)
 
 
-@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * ("single" in n)) for n in GEOMETRIES]
+)
 def test_planned_bytes_equal_those_of_builds_of_other_geometries(name: str, tmp_path: Path) -> None:
     architecture, flags = GEOMETRIES[name]
     model = checkpoints.make(architecture, tmp_path / "model")
@@ -378,7 +380,8 @@ def test_plan_prints_tables_and_ends_with_the_build_command(
     assert out.splitlines()[-1].startswith("snapexport build --model ")
 
 
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("glm4_moe", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "glm4_moe"])
 def test_plan_counts_the_weights_of_a_decoder_by_the_model(name: str, tmp_path: Path) -> None:
     """Other paths than `model.layers`, and names that transformers changes."""
     checkpoints.make(name, tmp_path / "m")

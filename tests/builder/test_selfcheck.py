@@ -149,12 +149,10 @@ PLANTED: dict[str, tuple[str, Plant]] = {
     "RoPE in the wrong direction": ("olmo2", backwards),
     "the cache of another layer": ("gemma4_text.shared", earlier_caches),
 }
-FEW = ("interleaved RoPE taken for half-split",)
 
 
-@pytest.mark.parametrize(
-    "fault", [pytest.param(f, marks=() if f in FEW else pytest.mark.slow) for f in PLANTED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", PLANTED)
 def test_a_wrong_form_is_refused_with_the_layer_and_leaves_nothing(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,8 +38,10 @@ CASES = [
     Case(prefill_chunk=8, prefill_budget=24, tokens_per_step=4),
     Case("deepseek-v3"),
     Case("qwen3-moe", weights="int4"),
-    *(pytest.param(Case(name), marks=pytest.mark.slow) for name in ("qwen3_next", "gpt-oss")),
-    Case("gemma3"),
+    *(
+        pytest.param(Case(name), marks=pytest.mark.slow)
+        for name in ("qwen3_next", "gpt-oss", "gemma3")
+    ),
 ]
 
 

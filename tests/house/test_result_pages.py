@@ -9,6 +9,7 @@ import pytest
 COMMANDS = "tools.studies.result_pages --check", "pytest tools/studies/tests/test_result_pages.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_pages_are_those_of_the_results(command: str) -> None:
     run, root = [sys.executable, "-m", *command.split()], Path(__file__).parents[2]

@@ -372,10 +372,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-FEW = ("gpt2", "smollm3")
+FEW = ("smollm3",)
 SLOW = ("cohere2_moe gemma4_text.shared granite_swa llama4_text mimo_v2_flash minicpm3").split()
-SLOW += ["mixtral", "opt", "glm4"]
-"""Conv1D, and layers without RoPE. Slow: experts, caches that layers share, sinks, chunks, heads by
+SLOW += ["gpt2", "mixtral", "opt", "glm4"]
+"""Layers without RoPE. Slow: Conv1D, experts, caches that layers share, sinks, chunks, heads by
 layer, latents, partial, complex and interleaved RoPE, and a head beside the decoder."""
 
 

@@ -35,7 +35,7 @@ TEXTS = tuple(cases.prompt(60, seed) for seed in (11, 12, 13))
 CHUNK = 32
 CLOSE = 1e-4
 """Standard deviations within which two positions may change places."""
-LATER, SLOW = ("qwen3", "smollm3", "gemma3"), pytest.mark.slow
+LATER, SLOW = ("qwen3", "glm4", "smollm3", "gemma3"), pytest.mark.slow
 NAMES = {"llama": False, "qwen3": False, "glm4": True, "smollm3": False, "gemma3": False}
 """Checkpoints, and whether RoPE rotates channels 2i and 2i + 1."""
 
@@ -90,9 +90,7 @@ def assert_kept(kept: Array, votes: Array, shape: LayerGeometry) -> None:
         assert of[row].min() >= np.sort(of)[-shape.K] - CLOSE
 
 
-@pytest.fixture(
-    scope="module", params=["llama", "glm4", *(pytest.param(n, marks=SLOW) for n in LATER)]
-)
+@pytest.fixture(scope="module", params=["llama", *(pytest.param(n, marks=SLOW) for n in LATER)])
 def name(request: Any) -> str:
     found: str = request.param
     return found

@@ -108,9 +108,10 @@ def assert_extends(case: Case, lengths: tuple[int, ...], voters: tuple[int, ...]
         assert_logits(got, want.logits[len(ids) + step], f"{where} step {step}")
 
 
-SLOW = "gemma3 gemma4_text.shared llama4_text mimo_v2_flash gpt-oss deepseek-v2-groups qwen3-moe"
+SLOW = "gemma3 gemma4_text.shared llama4_text mimo_v2_flash gpt-oss deepseek-v2-groups"
+SLOW += " qwen3-moe deepseek-v3"
 FAMILIES = (
-    *("llama", "qwen3-sliding", "gemma2", "deepseek-v3"),
+    *("llama", "qwen3-sliding", "gemma2"),
     *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW.split()),
 )
 

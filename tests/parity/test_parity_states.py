@@ -24,14 +24,16 @@ def few(names: Sequence[str]) -> list[Any]:
     return [name if name in FEW else slow(name) for name in names]
 
 
-@pytest.mark.parametrize("name", few([*HYBRIDS]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HYBRIDS)
 def test_64_steps_of_compressed_and_full_caches_agree_with_transformers(name: str) -> None:
     require_agreement(Case(name, extend=True), (70, 5, 33), steps=64)
     require_agreement(Case(name, policy="full", L_max=160), (80, 32, 1), steps=64)
 
 
-@pytest.mark.parametrize("chunk", [slow(8), 25, slow(64), pytest.param(96, id="single shot")])
-@pytest.mark.parametrize("name", few(["falcon_h1", "lfm2.states", "qwen3_5_text"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [8, 25, 64, pytest.param(96, id="single shot")])
+@pytest.mark.parametrize("name", ["falcon_h1", "lfm2.states", "qwen3_5_text"])
 def test_every_chunk_agrees_with_transformers(name: str, chunk: int) -> None:
     require_agreement(Case(name, prefill_chunk=chunk), (8, 84, 63))
 
@@ -44,7 +46,7 @@ def test_every_length_agrees_with_transformers(length: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", few(["falcon_h1", "lfm2.states", "qwen3_5_text"]))
+@pytest.mark.parametrize("name", ["falcon_h1", "lfm2.states", "qwen3_5_text"])
 def test_chunks_of_one_token_agree_with_transformers(name: str) -> None:
     require_agreement(Case(name, policy="full", prefill_chunk=1), (1, 9, 40))
 

@@ -19,7 +19,10 @@ from tests.measure.eval.builds import report_of, vault_grid
 POLICIES = "full", "snapstream", "snapstream:vote_queries=pseudo", "streaming"
 
 
-@pytest.fixture(scope="module", params=[None, pytest.param("int4", marks=pytest.mark.slow)])
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=[None, "int4"])
 def portable_build(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Build:

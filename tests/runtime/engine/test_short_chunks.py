@@ -63,7 +63,9 @@ def test_prompts_of_all_lengths_fill_a_slot_alike(case: Case) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case("falcon_h1", extend=True, L_obs=16, short_chunks=(16, 28)),
+        pytest.param(
+            Case("falcon_h1", extend=True, L_obs=16, short_chunks=(16, 28)), marks=pytest.mark.slow
+        ),
         Case("gemma2", extend=True, cache_dtype="int8", short_chunks=SHORT),
     ],
     ids=str,

@@ -93,8 +93,11 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-def test_every_form_gives_the_tokens_of_onnx_runtime(form: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * ("hybrid" in n)) for n in FORMS]
+)
+def test_every_form_gives_the_tokens_of_onnx_runtime(name: str) -> None:
+    form = FORMS[name]
     build = build_of(Case(target="portable", **form))
     prefill = "blocks" if "extend" in form else "chunks"
     llms = [

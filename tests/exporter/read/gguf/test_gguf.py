@@ -95,6 +95,7 @@ def llama_build(llama: Path) -> Build:
     return build(llama, llama.parent / "build", **options)
 
 
+@pytest.mark.slow
 def test_graphs_give_the_logits_of_transformers(
     capsys: pytest.CaptureFixture[str], llama: Path, llama_build: Build, tmp_path: Path
 ) -> None:

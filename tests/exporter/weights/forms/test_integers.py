@@ -268,6 +268,7 @@ def test_int4_experts_are_read_by_onnxruntime_as_defined(biased: bool) -> None:
     np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_int4_build_quantizes_experts_and_no_router(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
