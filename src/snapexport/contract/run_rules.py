@@ -57,7 +57,7 @@ IN_16_BITS = Choice(
 CACHES_IN_16_BITS = Choice(
     "a build with caches in {held_in}",
     {"held_in": "fp16"},
-    lambda f: f.get("held_in", "fp32") != "fp32",
+    lambda f: f.get("held_in", "fp32") not in ("fp32", "int8"),
     joined="for",
 )
 NO_CUDA_KERNEL = Choice(

@@ -43,7 +43,7 @@ class Voter:
         return not self.counts
 
 
-WINDOW = "L_obs", "vote", "softmax", "group"
+OPTIONS_OF_WINDOW = "L_obs", "vote", "softmax", "group"
 """Fields of `Vote` that have no effect where no window of queries votes."""
 
 

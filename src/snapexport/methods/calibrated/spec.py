@@ -21,7 +21,7 @@ from snapexport.contract.rule import (
     flag,
     some,
 )
-from snapexport.contract.vote import WINDOW, Voter
+from snapexport.contract.vote import OPTIONS_OF_WINDOW, Voter
 from snapexport.methods.head_budgets.spec import CHOICE as HEADS
 from snapexport.methods.method import Calibration, Method, votes_by
 
@@ -30,7 +30,7 @@ VOTER = Voter(
     help="the mean query of other texts, by --mean-queries",
     words="the mean query of texts",
     counts="TriAttention's",
-    unused=WINDOW,
+    unused=OPTIONS_OF_WINDOW,
     default_window=1,
     votes_on_blocks=False,
 )

@@ -20,7 +20,7 @@ from snapexport.contract.rule import (
     flag,
     value,
 )
-from snapexport.contract.vote import WINDOW, Voter
+from snapexport.contract.vote import OPTIONS_OF_WINDOW, Voter
 from snapexport.methods.head_budgets.spec import CHOICE as HEADS
 from snapexport.methods.method import Method, votes_by
 from snapexport.methods.window_vote.spec import gives_windows, windows
@@ -40,7 +40,7 @@ VOTER = Voter(
     help="those of the whole prompt, which is fed a second time",
     words="the repeated prompt",
     counts="max",
-    unused=WINDOW,
+    unused=OPTIONS_OF_WINDOW,
     takes_chunk=True,
     is_in_ring=False,
     follows_prompt=True,

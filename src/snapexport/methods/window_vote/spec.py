@@ -5,7 +5,7 @@ from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
 from snapexport.contract.vote import Voter
 from snapexport.methods.method import Method
 
-WINDOW = Voter()
+PROMPT_VOTER = Voter()
 
 
 def windows(facts: GraphFacts) -> Specs:
@@ -36,6 +36,6 @@ WINDOW_VOTE = Method(
     is_on=lambda geometry, options: (
         geometry.compresses and (geometry.voter is None or geometry.voter.by_window)
     ),
-    voter=WINDOW,
+    voter=PROMPT_VOTER,
     tensors=tensors,
 )
