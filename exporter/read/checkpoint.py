@@ -121,16 +121,16 @@ def _tensors(directory: Path) -> dict[str, TensorSpan]:
 
 def _dequantize(stored: Checkpoint) -> Checkpoint:
     """With the weights that its tensors are parts of."""
-    from snapexport.exporter.weights.readers import read_quantization
+    from snapexport.exporter.weights.readers import contradictions, history, read_quantization
 
     stored = _with_older_quantization(stored)
     found = read_quantization(stored.config)
     if found is None:
         return stored
     spans = {name: one for name, one in stored.tensors.items() if isinstance(one, TensorSpan)}
-    return replace(
-        stored, tensors=found.tensors(spans), left_out=(*stored.left_out, *found.left_out)
-    )
+    tensors = found.tensors(spans)
+    notes = *stored.left_out, *found.left_out, *contradictions(tensors)
+    return replace(stored, tensors=tensors, left_out=(*notes, *history(stored.config[QUANTIZATION])))
 
 
 def _with_older_quantization(stored: Checkpoint) -> Checkpoint:

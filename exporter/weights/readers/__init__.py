@@ -9,9 +9,12 @@ from snapexport.exporter.weights.readers.bitsandbytes import BitsAndBytes
 from snapexport.exporter.weights.readers.compressed_tensors import CompressedTensors
 from snapexport.exporter.weights.readers.fp8 import Fbgemm, Fp8
 from snapexport.exporter.weights.readers.gptq import Gptq, read_auto_round
+from snapexport.exporter.weights.readers.grouped import contradictions
 from snapexport.exporter.weights.readers.modelopt import ModelOpt
 from snapexport.exporter.weights.readers.mxfp4 import Mxfp4
-from snapexport.exporter.weights.readers.quantization import KEY, ORIGINAL, Quantization
+from snapexport.exporter.weights.readers.quantization import KEY, ORIGINAL, Quantization, history
+
+__all__ = ["contradictions", "history", "read_quantization"]
 
 METHODS: Mapping[str, Callable[[dict[str, Any]], Quantization]] = {
     "auto-round": read_auto_round,
