@@ -3,8 +3,8 @@
 Reads headers, never a weight. `open_checkpoint` takes GGUF files too.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,9 @@ from snapexport.exporter.read.folders import (
     CONFIG,
     GENERATION_CONFIG,
 )
-from snapexport.files.safetensors import TensorSpan, read_header
-from snapexport.files.untrusted import (
-    CONFIG_BYTES,
-    INDEX_BYTES,
-    is_plain_name,
-    read_object,
-)
+from snapexport.exporter.read.shards import Absent, read_shards
+from snapexport.files.safetensors import TensorSpan
+from snapexport.files.untrusted import CONFIG_BYTES, read_object
 
 if TYPE_CHECKING:
     from snapexport.exporter.read.gguf.header import GgufHeader
@@ -32,8 +28,6 @@ MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION = "quantization_config"
 _OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _PACKED = ".qweight", ".weight_packed"
-SINGLE_FILE = "model.safetensors"
-SHARD_INDEX = "model.safetensors.index.json"
 _DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"
 
 
@@ -42,7 +36,7 @@ class Checkpoint:
     """A local checkpoint. The spans' files are resolved: no symlinks are left.
 
     gguf: the file that `directory` was made of, which lasts as long as `folder` is referred to.
-    left_out: what of it a build leaves out.
+    left_out: what of it a build leaves out. absent: what it names and does not have.
     """
 
     directory: Path
@@ -52,6 +46,7 @@ class Checkpoint:
     gguf: "GgufHeader | None" = None
     folder: "TemporaryDirectory[str] | None" = None
     left_out: tuple[str, ...] = ()
+    absent: Absent = field(default_factory=Absent)
 
     @classmethod
     def of_directory(cls, path: Path) -> "Checkpoint":
@@ -62,8 +57,16 @@ class Checkpoint:
         opened = cls.of_configs(path, {})
         folders.require_readable_layout(path, opened.config)
         require_known(opened.config)
-        notes = folders.left_out(path)
-        return _dequantize(replace(opened, tensors=_tensors(path), left_out=notes))
+        found = read_shards(path)
+        notes = *folders.left_out(path), *found.left_out
+        try:
+            return _dequantize(
+                replace(opened, tensors=found.tensors, absent=found.absent, left_out=notes)
+            )
+        except UserError:
+            if found.absent:
+                raise found.absent.error() from None
+            raise
 
     @classmethod
     def of_configs(cls, directory: Path, tensors: "Mapping[str, Tensor]") -> "Checkpoint":
@@ -103,22 +106,6 @@ def _read(path: Path) -> dict[str, Any]:
     return read_object(path, CONFIG_BYTES, _DOWNLOAD_AGAIN, lenient=True)
 
 
-def _tensors(directory: Path) -> dict[str, TensorSpan]:
-    """Find tensors as transformers does: in the single file if there is one, else in the shards."""
-    index = directory / SHARD_INDEX
-    weight_map = _weight_map(index) if index.exists() else {}
-    if (directory / SINGLE_FILE).exists() or not weight_map:
-        return read_header(_weight_file(directory, SINGLE_FILE))
-    shards = {
-        name: read_header(_weight_file(directory, name)) for name in sorted({*weight_map.values()})
-    }
-    _require_once(directory, shards)
-    for tensor, shard in weight_map.items():
-        if tensor not in shards[shard]:
-            raise UserError(f"{index} names the tensor {tensor}, {shard} lacks it", _DOWNLOAD_AGAIN)
-    return {tensor: shards[shard][tensor] for tensor, shard in weight_map.items()}
-
-
 def _dequantize(stored: Checkpoint) -> Checkpoint:
     """With the weights that its tensors are parts of."""
     from snapexport.exporter.weights.readers import contradictions, history, read_quantization
@@ -146,34 +133,3 @@ def _with_older_quantization(stored: Checkpoint) -> Checkpoint:
         f"the checkpoint has the quantized tensor {packed}, and {CONFIG} has no {QUANTIZATION}",
         f"download {CONFIG} again, or {' or '.join(_OLDER)}, if the checkpoint has one",
     )
-
-
-def _require_once(directory: Path, shards: Mapping[str, Iterable[str]]) -> None:
-    homes: dict[str, str] = {}
-    for shard, tensors in shards.items():
-        for tensor in tensors:
-            if (first := homes.setdefault(tensor, shard)) != shard:
-                raise UserError(
-                    f"{directory} has the tensor {tensor} twice, in {first} and in {shard}",
-                    _DOWNLOAD_AGAIN,
-                )
-
-
-def _weight_file(directory: Path, name: str) -> Path:
-    if not (directory / name).is_file():
-        raise folders.without_weights(directory, name)
-    return (directory / name).resolve()
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """{tensor: name of its shard}, a plain name beside the index."""
-    weight_map = read_object(index, INDEX_BYTES, _DOWNLOAD_AGAIN, lenient=True).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
-        raise UserError(f"{index} has no weight_map of file names", _DOWNLOAD_AGAIN)
-    for shard in weight_map.values():
-        if not is_plain_name(shard):
-            raise UserError(
-                f"{index} names {shard!r:.200}, which is not the name of a file beside it",
-                _DOWNLOAD_AGAIN,
-            )
-    return weight_map

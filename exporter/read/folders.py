@@ -24,6 +24,8 @@ from snapexport.files.untrusted import (
 )
 
 CONFIG = "config.json"
+SINGLE_FILE = "model.safetensors"
+SHARD_INDEX = "model.safetensors.index.json"
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -65,7 +67,6 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = 1 << 10
 _MOST_NAMES = 1 << 12
 _SHARD = re.compile(r".+-([0-9]{5})-of-([0-9]{5})\.safetensors")
-_INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SAVE = (
@@ -156,7 +157,7 @@ def without_config(folder: Path) -> UserError:
 def without_weights(folder: Path, name: str) -> UserError:
     """The error of a folder whose config.json has no weights. name: of the file that lacks."""
     names = _names(folder)
-    if _INDEX in names:
+    if SHARD_INDEX in names:
         return UserError(f"{folder} has no {name}", f"download {name} of the same repository")
     what, hint = _of_shards(names) or _of_other_weights(names) or _describe(folder, names)
     said = f", and {what}" if what else ""
@@ -274,8 +275,8 @@ def _of_shards(names: list[str]) -> tuple[str, str] | None:
         return None
     there, count = {int(shard[1]) for shard in shards}, int(shards[0][2])
     missing = sorted(set(range(1, min(count, _MOST_NAMES) + 1)) - there)
-    what = f"no {_INDEX}, and {len(there)} of its {count} shards"
-    index = f"download {_INDEX} of the same repository"
+    what = f"no {SHARD_INDEX}, and {len(there)} of its {count} shards"
+    index = f"download {SHARD_INDEX} of the same repository"
     lacking = f", and the shards that lack, from number {missing[0]} on" if missing else ""
     return what, index + lacking
 

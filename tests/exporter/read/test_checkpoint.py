@@ -14,9 +14,11 @@ from snapexport.builder.options import BuildOptions
 from snapexport.builder.texts import read_texts
 from snapexport.errors import UserError
 from snapexport.exporter.read import open_checkpoint
-from snapexport.exporter.read.checkpoint import SHARD_INDEX
 from snapexport.exporter.read.config_fields import FIELDS
+from snapexport.exporter.read.folders import SHARD_INDEX
 from snapexport.exporter.weights.place import recorded_sha256
+from snapexport.exporter.weights.tensor_file import blocks
+from tests.refused import refused as refused_by
 
 SINGLE = "model.safetensors"
 
@@ -204,32 +206,66 @@ def shard(directory: Path, **weight_map: str) -> None:
     (directory / SHARD_INDEX).write_text(json.dumps({"weight_map": mapped}))
 
 
-OUTSIDE = ("../mine/b.safetensors", "/dev/zero", "", ".", "a\0")
+@pytest.mark.parametrize("place", ["../mine/b.safetensors", "/dev/zero", "", ".", "a\0"])
+def test_index_that_names_a_file_elsewhere_is_refused(mine: Path, place: str) -> None:
+    shard(mine, **{"model.norm.weight": place})
+    with pytest.raises(UserError, match="not the name of a file beside it"):
+        open_checkpoint(mine)
+
+
+NORM = "model.norm.weight"
+
+
+def test_index_decides_which_of_two_copies_is_read(mine: Path) -> None:
+    right = load_file(mine / SINGLE)[NORM]
+    shard(mine)
+    wrong = load_file(mine / "a.safetensors") | {NORM: right + 1, "x.stale": right}
+    save_file(wrong, mine / "a.safetensors")
+    shutil.copy(mine / "a.safetensors", mine / "a (1).safetensors")
+    assert resolve(mine) == (
+        f"not read: {NORM} and 1 more in a.safetensors, which {SHARD_INDEX} does not assign to it",
+        f"not read: a (1).safetensors, besides {SHARD_INDEX}",
+    )
+    (read,) = blocks(open_checkpoint(mine).tensors[NORM])
+    assert np.array_equal(read, right)
+
+
+def test_single_file_is_read_unless_it_is_a_shard(mine: Path) -> None:
+    tensors = load_file(mine / SINGLE)
+    shard(mine)
+    (mine / "a.safetensors").rename(mine / SINGLE)
+    index = json.loads((mine / SHARD_INDEX).read_text())["weight_map"]
+    index = {name: SINGLE if file == "a.safetensors" else file for name, file in index.items()}
+    (mine / SHARD_INDEX).write_text(json.dumps({"weight_map": index}))
+    assert resolve(mine) == ()
+    save_file(tensors, mine / SINGLE)
+    (mine / "model-1.safetensors").write_text("of another version, and damaged")
+    (mine / SHARD_INDEX).write_text('{"weight_map": {"model.norm.weight": "model-1.safetensors"}}')
+    assert resolve(mine) == (f"not read: b.safetensors and 1 more, besides {SINGLE}",)
+
+
+@pytest.mark.parametrize("file", ["b.safetensors", "c.safetensors"])
+def test_what_an_index_names_and_nothing_needs_may_be_absent(mine: Path, file: str) -> None:
+    shard(mine, **{"mtp.fc.weight": file})
+    assert resolve(mine) == (f"{SHARD_INDEX} names mtp.fc.weight, which no file has and nothing needs",)
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
+    ("file", "words"),
     [
-        *((place, "not the name of a file beside it") for place in OUTSIDE),
-        ("a.safetensors", r"names the tensor model\.norm\.weight"),
+        ("a.safetensors", f"names the tensor {NORM}, a.safetensors lacks it"),
+        ("c.safetensors", "has no c.safetensors"),
     ],
 )
-def test_index_that_names_no_file_with_the_tensor_is_refused(
-    mine: Path, place: str, message: str
+def test_what_an_index_names_and_a_model_needs_is_refused_by_name(
+    mine: Path, file: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shard(mine, **{"model.norm.weight": place})
-    with pytest.raises(UserError, match=message):
-        open_checkpoint(mine)
-
-
-def test_tensor_in_two_shards_is_refused(mine: Path) -> None:
-    shard(mine)
-    shutil.copy(mine / "b.safetensors", mine / "c.safetensors")
-    index = json.loads((mine / SHARD_INDEX).read_text())
-    index["weight_map"]["model.norm.weight"] = "c.safetensors"
-    (mine / SHARD_INDEX).write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"twice, in b.safetensors and in c.safetensors"):
-        open_checkpoint(mine)
+    shard(mine, **{NORM: file, "mtp.fc.weight": "d.safetensors"})
+    assert words in refused(mine)
+    command = ("plan", "--model", mine, "--L-max", 64, "--memory", "1GiB")
+    assert words in refused_by(capsys, *command)
+    (mine / "b.safetensors").unlink()
+    assert words in refused(mine) or "has no b.safetensors" in refused(mine)
 
 
 @pytest.mark.parametrize(
