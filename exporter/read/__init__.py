@@ -13,11 +13,13 @@ from snapexport.exporter.read.folders import (
     CONVERTIBLE,
     GGUF,
     READ,
+    names_of,
     require_files,
     require_gguf,
     require_of_hub,
 )
 from snapexport.exporter.read.gguf import open_gguf
+from snapexport.exporter.read.unfinished import error_of, unfinished
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = [*READ, *CONVERTIBLE, "*.json", "*.safetensors"]
@@ -76,6 +78,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         require_files(path)
         require_gguf(path)
         return open_gguf(path)
+    if found := unfinished(path.parent, names_of(path.parent), path.name):
+        raise error_of(found, path.name, f"there is no {path}")
     raise UserError(
         f"no such directory: {path}",
         "--model takes a checkpoint directory, a GGUF file or a Hugging Face Hub id (owner/name)",

@@ -16,6 +16,7 @@ from snapexport.exporter.read.folders import (
     CONFIG,
     GENERATION_CONFIG,
 )
+from snapexport.exporter.read.number_types import with_types
 from snapexport.exporter.read.shards import Absent, read_shards
 from snapexport.files.safetensors import TensorSpan
 from snapexport.files.untrusted import CONFIG_BYTES, read_object
@@ -58,7 +59,7 @@ class Checkpoint:
         folders.require_readable_layout(path, opened.config)
         require_known(opened.config)
         found = read_shards(path)
-        notes = *folders.left_out(path), *found.left_out
+        notes = *opened.left_out, *folders.left_out(path), *found.left_out
         try:
             return _dequantize(
                 replace(opened, tensors=found.tensors, absent=found.absent, left_out=notes)
@@ -72,12 +73,14 @@ class Checkpoint:
     def of_configs(cls, directory: Path, tensors: "Mapping[str, Tensor]") -> "Checkpoint":
         """The configs of a directory with tensors from anywhere."""
         generation = directory / GENERATION_CONFIG
-        return cls(
-            directory,
-            _with_quantization(_read(directory / CONFIG), directory),
-            _read(generation) if generation.exists() else {},
-            tensors,
-        )
+        config, changed = with_types(_with_quantization(_read(directory / CONFIG), directory))
+        generating, more = with_types(_read(generation) if generation.exists() else {})
+        notes = [
+            f"{name}: read {', '.join(fields[:3])}" + (", ..." if len(fields) > 3 else "")
+            for name, fields in ((CONFIG, changed), (GENERATION_CONFIG, more))
+            if fields
+        ]
+        return cls(directory, config, generating, tensors, left_out=tuple(notes))
 
     @property
     def source(self) -> Path:

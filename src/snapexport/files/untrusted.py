@@ -86,16 +86,16 @@ def read_object(
 def parse_object(raw: bytes, name: object, hint: str, *, lenient: bool = False) -> dict[str, Any]:
     """A JSON object without repeated keys, lone surrogates or deep nesting.
 
-    name: of the text, for messages. lenient: it may have NaN, infinities and a byte order mark, as
-    checkpoints' files do: the reader of a number judges it. Raises UserError.
+    name: of the text, for messages. lenient: it may have NaN, infinities, repeated keys, the last
+    of which counts, and a byte order mark, as checkpoints' files do: the reader of a number judges
+    it. Raises UserError.
     """
-    numbers: dict[str, Any] = {"parse_constant": _refuse_constant, "parse_float": _finite}
+    strict: dict[str, Any] = {"parse_constant": _refuse_constant, "parse_float": _finite}
+    strict["object_pairs_hook"] = _without_duplicates
     raw = raw.removeprefix(codecs.BOM_UTF8) if lenient else raw
     try:
         value = json.loads(
-            decode_utf8(raw, name, hint),
-            object_pairs_hook=_without_duplicates,
-            **({} if lenient else numbers),
+            decode_utf8(raw, name, hint), **({} if lenient else strict)
         )
     except RecursionError:
         raise UserError(f"{name} is nested too deeply", hint) from None
@@ -120,13 +120,28 @@ def decode_utf8(raw: bytes, name: object, hint: str) -> str:
         ) from None
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        ((twice, _),) = counts.most_common(1)
-        raise ValueError(f"the key {twice[:100]!r} occurs twice in an object")
+def repeated_keys(raw: bytes) -> list[str]:
+    """The keys that occur twice in an object of a JSON text that can be read."""
+    found: list[str] = []
+
+    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found.extend(_repeated(pairs))
+        return dict(pairs)
+
+    json.loads(raw.removeprefix(codecs.BOM_UTF8), object_pairs_hook=collect)
     return found
+
+
+def _repeated(pairs: list[tuple[str, Any]]) -> list[str]:
+    if len(dict(pairs)) == len(pairs):
+        return []
+    return [name[:100] for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if twice := _repeated(pairs):
+        raise ValueError(f"the key {twice[0]!r} occurs twice in an object")
+    return dict(pairs)
 
 
 def _refuse_constant(text: str) -> float:

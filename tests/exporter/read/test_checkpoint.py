@@ -16,6 +16,7 @@ from snapexport.errors import UserError
 from snapexport.exporter.read import open_checkpoint
 from snapexport.exporter.read.config_fields import FIELDS
 from snapexport.exporter.read.folders import SHARD_INDEX
+from snapexport.exporter.read.number_types import with_types
 from snapexport.exporter.weights.place import recorded_sha256
 from snapexport.exporter.weights.tensor_file import blocks
 from tests.refused import refused as refused_by
@@ -79,6 +80,53 @@ def test_number_in_a_field_that_nobody_reads_may_be_anything(mine: Path, value: 
         comma = "" if fields.endswith("{") else ","
         (mine / name).write_text(f'\ufeff{fields}{comma} "unread": {value}}}')
     resolve(mine)
+
+
+def test_last_of_a_repeated_key_is_read(mine: Path) -> None:
+    text = (mine / "config.json").read_text()
+    (mine / "config.json").write_text(f'{{"hidden_size": 1, "model_type": "x", {text.lstrip()[1:]}')
+    (mine / "tokenizer_config.json").write_text('{"a": {"b": 1, "b": 2}}')
+    names = {"hidden_size": "config", "model_type": "config", "b": "tokenizer_config"}
+    said = (f"{file}.json has '{key}' twice: the last is read" for key, file in names.items())
+    assert resolve(mine) == tuple(said)
+    assert open_checkpoint(mine).config["hidden_size"] == 64
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3-text-part", "yarn"])
+def test_numbers_of_the_other_type_are_read_as_their_fields(
+    kind: str, mine: Path, tmp_path: Path
+) -> None:
+    plain = json.loads((mine / "config.json").read_text())
+    del plain["pretraining_tp"]
+    if kind == "yarn":
+        rope = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0}
+        plain["rope_parameters"] = rope | {"original_max_position_embeddings": 64}
+    if kind == "gemma3-text-part":
+        plain = {"model_type": "gemma3", "text_config": {**plain, "model_type": "gemma3_text"}}
+    plain["quantization_config"] = {"bits": 4, "zero": [1, 2]}
+    found, changed = with_types(all_as(float, plain))
+    assert found == with_types(plain)[0] and repr(found) == repr(with_types(plain)[0])
+    assert "hidden_size as 64" in changed and "bits as 4" in changed
+    again, said = with_types(all_as(int, plain))
+    assert again == plain and not said
+
+
+def all_as(kind: type, value: Any) -> Any:
+    """With whole numbers as floats, or with floats that are whole as integers."""
+    if isinstance(value, dict):
+        return {name: all_as(kind, one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [all_as(kind, one) for one in value]
+    whole = type(value) in (int, float) and float(value).is_integer()
+    return kind(value) if whole else value
+
+
+def test_config_with_numbers_of_the_other_type_is_resolved(mine: Path) -> None:
+    for name in ("config.json", "generation_config.json"):
+        fields = all_as(float, json.loads((mine / name).read_text()))
+        change(mine, name, **fields)
+    said = resolve(mine)
+    assert said[0].startswith("config.json: read ") and "generation_config.json: read" in said[1]
 
 
 def test_nan_in_a_field_that_is_read_is_refused_by_name(mine: Path) -> None:
@@ -273,7 +321,6 @@ def test_what_an_index_names_and_a_model_needs_is_refused_by_name(
     [
         ("tokenizer.json", b"{}", "tokenizer.json cannot be read"),
         ("tokenizer.json", b"\xff", "not UTF-8"),
-        ("tokenizer_config.json", b'{"a": 1, "a": 2}', "occurs twice"),
         ("chat_template.jinja", b"\xff", "not UTF-8"),
         ("chat_template.jinja", bytes(2 << 20), "at most 1048576 are read"),
     ],
