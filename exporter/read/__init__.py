@@ -74,12 +74,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Read configs and tensor headers. Raises UserError for what is missing or broken."""
     if path.is_dir():
         return Checkpoint.of_directory(path)
+    part = None if path.exists() else unfinished(path.parent, names_of(path.parent), path.name)
+    if part and path.name in part.name:
+        raise error_of(part, path.name, f"there is no {path}")
     if path.suffix == GGUF or path.is_file():
         require_files(path)
         require_gguf(path)
         return open_gguf(path)
-    if found := unfinished(path.parent, names_of(path.parent), path.name):
-        raise error_of(found, path.name, f"there is no {path}")
     raise UserError(
         f"no such directory: {path}",
         "--model takes a checkpoint directory, a GGUF file or a Hugging Face Hub id (owner/name)",
