@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION = "quantization_config"
 _OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-_PACKED = ".qweight", ".weight_packed"
 _DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"
 
 
@@ -56,7 +55,6 @@ class Checkpoint:
         if not (path / CONFIG).is_file():
             raise folders.without_config(path)
         opened = cls.of_configs(path, {})
-        folders.require_readable_layout(path, opened.config)
         require_known(opened.config)
         found = read_shards(path)
         notes = *opened.left_out, *folders.left_out(path), *found.left_out
@@ -91,9 +89,11 @@ class Checkpoint:
 def _with_quantization(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     """A config with the quantization that is written elsewhere.
 
-    ModelOpt writes it beside the config, older versions of compressed-tensors under another name,
-    and some tools into the config of the text part.
+    ModelOpt writes it beside the config, older versions of compressed-tensors and MLX under another
+    name, and some tools into the config of the text part.
     """
+    if isinstance(mlx := config.get("quantization"), dict) and "bits" in mlx:
+        return config | {QUANTIZATION: mlx | {"quant_method": "mlx"}}
     if config.get(QUANTIZATION) is not None:
         return config
     if (beside := directory / MODELOPT_CONFIG).is_file():
@@ -124,15 +124,20 @@ def _dequantize(stored: Checkpoint) -> Checkpoint:
 
 
 def _with_older_quantization(stored: Checkpoint) -> Checkpoint:
-    """With the quantization that AutoGPTQ and AutoAWQ once wrote beside the config."""
-    packed = next((name for name in stored.tensors if name.endswith(_PACKED)), None)
-    if packed is None or stored.config.get(QUANTIZATION) is not None:
+    """With the quantization that only its tensors show, or that is written beside the config."""
+    from snapexport.exporter.weights.readers import format_of
+
+    if stored.config.get(QUANTIZATION) is not None or (found := format_of(stored.tensors)) is None:
         return stored
+    (kind, tensor), config = found, {"quant_method": found[0].by_tensors}
     for name, method in _OLDER.items():
         if (beside := stored.directory / name).is_file():
             config = {"quant_method": method, **_read(beside)}
-            return replace(stored, config=stored.config | {QUANTIZATION: config})
-    raise UserError(
-        f"the checkpoint has the quantized tensor {packed}, and {CONFIG} has no {QUANTIZATION}",
-        f"download {CONFIG} again, or {' or '.join(_OLDER)}, if the checkpoint has one",
-    )
+    if not config["quant_method"]:
+        raise UserError(
+            f"the weights are quantized in the format {kind.name}, as the tensor {tensor} shows, "
+            f"and {CONFIG} has no {QUANTIZATION}",
+            f"download {CONFIG} again, or {' or '.join(_OLDER)}, if the checkpoint has one; or "
+            "start from the original checkpoint: `--weights int4` quantizes it",
+        )
+    return replace(stored, config=stored.config | {QUANTIZATION: config})

@@ -226,16 +226,6 @@ def _repeated(folder: Path) -> Iterator[str]:
                 yield f"{name} has {key!r}"
 
 
-def require_readable_layout(folder: Path, config: dict[str, object]) -> None:
-    """Raise UserError for weights that MLX has quantized, which look like a checkpoint's."""
-    quantized = config.get("quantization")
-    if isinstance(quantized, dict) and "bits" in quantized and "group_size" in quantized:
-        raise UserError(
-            f"{folder} has weights that MLX quantized to {quantized['bits']!r:.20} bits",
-            "start from the original checkpoint; `--weights int4` or int8 quantizes it",
-        )
-
-
 def _describe(folder: Path, names: list[str]) -> tuple[str, str]:
     """Say what a folder is, with a hint. Nothing, and a general hint, if it is of no known kind."""
     for of_kind in (_of_adapter, _of_gguf, _of_hub_cache):

@@ -147,7 +147,7 @@ def group_size(value: object) -> int | None:
 
 
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_DTYPES = FLOATS | {"I32": "<u4", "I64": "<i8", "U8": "uint8", "I8": "int8"}
+_DTYPES = FLOATS | {"I32": "<u4", "U32": "<u4", "I64": "<i8", "U8": "uint8", "I8": "int8"}
 _DTYPES |= {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "uint8"}
 Found = dict[str, dict[str, TensorSpan]]
 
@@ -261,7 +261,7 @@ def with_weight(stem: str, parts: Spans, others: dict[str, TensorSpan]) -> Tenso
 def require_scaled(others: Spans) -> None:
     """Raise UserError for a quantized weight whose scales are missing."""
     for name, span in others.items():
-        if name.endswith(".weight") and span.dtype in ("I8", "F8_E4M3", "U8", "I32"):
+        if name.endswith(".weight") and span.dtype in ("I8", "F8_E4M3", "U8", "I32", "U32"):
             raise UserError(f"the tensor {name} is {span.dtype} and has no scales", AGAIN)
 
 

@@ -231,7 +231,7 @@ def test_an_adapter_beside_the_weights_is_reported(mine: Path) -> None:
 def test_packed_weights_without_a_quantization_are_refused(part: str, mine: Path) -> None:
     name = f"model.layers.0.self_attn.q_proj.{part}"
     save_file(load_file(mine / SINGLE) | {name: np.zeros((8, 8), np.int32)}, mine / SINGLE)
-    assert f"{name}, and config.json has no quantization_config" in refused(mine)
+    assert f"as the tensor {name} shows, and config.json has no quantization_config" in refused(mine)
 
 
 @pytest.mark.parametrize("where", ["compression_config", "text_config"])

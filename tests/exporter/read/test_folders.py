@@ -195,13 +195,6 @@ def test_error_of_another_file_than_gguf_says_what_it_is(name: str, words: str, 
     assert words in told(mine / name)
 
 
-def test_weights_of_mlx_are_refused(mine: Path) -> None:
-    config = json.loads((mine / "config.json").read_text())
-    config["quantization"] = {"group_size": 64, "bits": 4}
-    (mine / "config.json").write_text(json.dumps(config))
-    assert "weights that MLX quantized to 4 bits" in told(mine)
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
