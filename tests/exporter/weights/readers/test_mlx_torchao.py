@@ -76,7 +76,7 @@ def test_bytes_of_torchao_are_those_that_were_stored(
 def quantize_by(make: Any, folder: Path) -> dict[str, NDArray[Any]]:
     """Give a checkpoint's linear layers other parts, in place. Returns their weights."""
     tensors, expected = load_file(folder / SINGLE), {}
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+    for name in [name for name in tensors if ".self_attn." in name]:
         rows, columns = tensors.pop(name).shape
         parts, expected[name] = make(name.removesuffix(".weight"), rows, columns)
         tensors |= parts
