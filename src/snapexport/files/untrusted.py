@@ -9,6 +9,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from collections import Counter
 from pathlib import Path
@@ -28,7 +29,9 @@ TEMPLATE_BYTES = 1 << 20
 GRAPH_BYTES = 2 << 30
 """Protocol buffers end there."""
 
-_BY_ITSELF = "replace the link by the file itself"
+BY_ITSELF = "replace the link by the file itself (`cp -rL`)"
+"""The hint for a link that is not followed."""
+_BLOB = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 DEPTH = 48
 """Nested objects and lists of a JSON text. Configs have about 4."""
@@ -40,16 +43,16 @@ def is_plain_name(name: str) -> bool:
 
 
 def open_regular(path: Path, hint: str, *, links: bool = True) -> BinaryIO:
-    """Open a regular file to read. links: whether it may be reached by a symbolic link.
+    """Open a regular file to read. links: whether it may be reached by any symbolic link.
 
-    Raises FileNotFoundError if it is missing, and UserError for anything but a regular file.
+    A link of the Hub's cache may always be followed. Raises FileNotFoundError if it is missing, and UserError for anything but a regular file.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path if links else blob_of(path) or path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise UserError(f"{path} is a symbolic link", _BY_ITSELF) from None
+            raise UserError(f"{path} is a symbolic link", BY_ITSELF) from None
         if error.errno in (errno.ENXIO, errno.ENODEV):
             raise UserError(f"{path} is not a regular file", hint) from None
         raise
@@ -57,6 +60,21 @@ def open_regular(path: Path, hint: str, *, links: bool = True) -> BinaryIO:
         os.close(descriptor)
         raise UserError(f"{path} is not a regular file", hint)
     return os.fdopen(descriptor, "rb")
+
+
+def blob_of(link: Path) -> Path | None:
+    """The file that a link of the Hub's cache leads to; None for other links and for files.
+
+    The cache of a repository has `snapshots/REVISION/.../NAME`, a link to `blobs/HASH`.
+    """
+    if not link.is_symlink():
+        return None
+    folder = link.parent.resolve()
+    target = Path(os.path.normpath(folder / link.readlink()))
+    snapshots = [one for one in folder.parents if one.name == "snapshots"]
+    of_repository = any(target.parent == one.with_name("blobs") for one in snapshots)
+    whole = of_repository and _BLOB.fullmatch(target.name) and not target.is_symlink()
+    return target if whole else None
 
 
 def read_bytes(path: Path, most: int, hint: str, *, links: bool = True) -> bytes:
