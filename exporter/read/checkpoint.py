@@ -120,7 +120,9 @@ def _dequantize(stored: Checkpoint) -> Checkpoint:
     spans = {name: one for name, one in stored.tensors.items() if isinstance(one, TensorSpan)}
     tensors = found.tensors(spans)
     notes = *stored.left_out, *found.left_out, *contradictions(tensors)
-    return replace(stored, tensors=tensors, left_out=(*notes, *history(stored.config[QUANTIZATION])))
+    return replace(
+        stored, tensors=tensors, left_out=(*notes, *history(stored.config[QUANTIZATION]))
+    )
 
 
 def _with_older_quantization(stored: Checkpoint) -> Checkpoint:

@@ -66,7 +66,9 @@ def read_shards(folder: Path) -> Shards:
         return Shards(tensors, left_out=_not_read(folder, [SINGLE_FILE]))
     there = [name for name in named if (folder / name).is_file()]
     shards = {name: read_header(_weight_file(folder, name)) for name in there or named[:1]}
-    found = {tensor: shard for tensor, shard in weight_map.items() if tensor in shards.get(shard, ())}
+    found = {
+        tensor: shard for tensor, shard in weight_map.items() if tensor in shards.get(shard, ())
+    }
     notes = [
         f"not read: {_few(others)} in {shard}, which {SHARD_INDEX} does not assign to it"
         for shard, spans in shards.items()

@@ -1,7 +1,7 @@
 """MLX's affine weights: w = q * scale + bias, for groups of columns.
 
-x.weight uint32 [N,K*bits/32], from the lowest bit on, x.scales and x.biases [N,K/group]. config.json
-has bits and group_size in `quantization`, and there tables of modules that have others.
+x.weight uint32 [N,K*bits/32], from the lowest bit on, x.scales and x.biases [N,K/group].
+`quantization` of config.json has bits and group_size, and tables of modules that have others.
 """
 
 from collections.abc import Iterator, Mapping

@@ -64,7 +64,9 @@ class TorchAo(OfParts):
         rows, columns = require_matrix(name, stored)
         of_row = max(1, prod(scales.shape) // rows)
         if columns % of_row:
-            raise UserError(f"{stem}._weight_scale has {of_row} scales for {columns} columns", AGAIN)
+            raise UserError(
+                f"{stem}._weight_scale has {of_row} scales for {columns} columns", AGAIN
+            )
         wanted = (1, 1) if prod(scales.shape) == 1 else (rows, of_row)
         require_one(f"{stem}._weight_scale", scales, FLOATS, wanted)
         if (zeros := parts.get("_weight_zero_point")) is not None:

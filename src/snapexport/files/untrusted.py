@@ -45,7 +45,8 @@ def is_plain_name(name: str) -> bool:
 def open_regular(path: Path, hint: str, *, links: bool = True) -> BinaryIO:
     """Open a regular file to read. links: whether it may be reached by any symbolic link.
 
-    A link of the Hub's cache may always be followed. Raises FileNotFoundError if it is missing, and UserError for anything but a regular file.
+    A link of the Hub's cache may always be followed. Raises FileNotFoundError if it is missing, and
+    UserError for anything but a regular file.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
     try:
@@ -112,9 +113,7 @@ def parse_object(raw: bytes, name: object, hint: str, *, lenient: bool = False) 
     strict["object_pairs_hook"] = _without_duplicates
     raw = raw.removeprefix(codecs.BOM_UTF8) if lenient else raw
     try:
-        value = json.loads(
-            decode_utf8(raw, name, hint), **({} if lenient else strict)
-        )
+        value = json.loads(decode_utf8(raw, name, hint), **({} if lenient else strict))
     except RecursionError:
         raise UserError(f"{name} is nested too deeply", hint) from None
     except UserError:

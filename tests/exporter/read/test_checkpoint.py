@@ -231,7 +231,9 @@ def test_an_adapter_beside_the_weights_is_reported(mine: Path) -> None:
 def test_packed_weights_without_a_quantization_are_refused(part: str, mine: Path) -> None:
     name = f"model.layers.0.self_attn.q_proj.{part}"
     save_file(load_file(mine / SINGLE) | {name: np.zeros((8, 8), np.int32)}, mine / SINGLE)
-    assert f"as the tensor {name} shows, and config.json has no quantization_config" in refused(mine)
+    assert f"as the tensor {name} shows, and config.json has no quantization_config" in refused(
+        mine
+    )
 
 
 @pytest.mark.parametrize("where", ["compression_config", "text_config"])
@@ -295,7 +297,9 @@ def test_single_file_is_read_unless_it_is_a_shard(mine: Path) -> None:
 @pytest.mark.parametrize("file", ["b.safetensors", "c.safetensors"])
 def test_what_an_index_names_and_nothing_needs_may_be_absent(mine: Path, file: str) -> None:
     shard(mine, **{"mtp.fc.weight": file})
-    assert resolve(mine) == (f"{SHARD_INDEX} names mtp.fc.weight, which no file has and nothing needs",)
+    assert resolve(mine) == (
+        f"{SHARD_INDEX} names mtp.fc.weight, which no file has and nothing needs",
+    )
 
 
 @pytest.mark.parametrize(

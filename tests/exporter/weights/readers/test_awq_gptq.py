@@ -92,7 +92,9 @@ def test_zeros_that_contradict_symmetry_are_not_read(
         assert ("contradict" in said) == bool(by)
     asymmetric = Weight(64, 96, group, bits)
     if form == "unsaid":
-        assert np.array_equal(read(asymmetric.gptq("x"), config, tmp_path)[0], asymmetric.dequantized)
+        assert np.array_equal(
+            read(asymmetric.gptq("x"), config, tmp_path)[0], asymmetric.dequantized
+        )
     else:
         with pytest.raises(UserError, match="zero points from 0 to") as error:
             read(asymmetric.gptq("x", less), config, tmp_path)

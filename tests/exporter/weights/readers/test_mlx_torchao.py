@@ -88,7 +88,7 @@ def test_build_of_a_checkpoint_of_mlx_has_its_weights(checkpoint: Path, tmp_path
     model = Path(shutil.copytree(checkpoint, tmp_path / "m"))
     expected = quantize_by(lambda stem, *shape: mlx(stem, *shape, 32, 4), model)
     config = json.loads((model / "config.json").read_text())
-    with pytest.raises(UserError, match="in the format MLX, as the tensor model.layers.0"):
+    with pytest.raises(UserError, match="in the format MLX, as the tensor model"):
         open_checkpoint(model)
     config["quantization"] = {"group_size": 32, "bits": 4}
     (model / "config.json").write_text(json.dumps(config))
