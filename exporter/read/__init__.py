@@ -13,11 +13,13 @@ from snapexport.exporter.read.folders import (
     CONVERTIBLE,
     GGUF,
     READ,
+    names_of,
     require_files,
     require_gguf,
     require_of_hub,
 )
 from snapexport.exporter.read.gguf import open_gguf
+from snapexport.exporter.read.unfinished import error_of, unfinished
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = [*READ, *CONVERTIBLE, "*.json", "*.safetensors"]
@@ -72,6 +74,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Read configs and tensor headers. Raises UserError for what is missing or broken."""
     if path.is_dir():
         return Checkpoint.of_directory(path)
+    part = None if path.exists() else unfinished(path.parent, names_of(path.parent), path.name)
+    if part and path.name in part.name:
+        raise error_of(part, path.name, f"there is no {path}")
     if path.suffix == GGUF or path.is_file():
         require_files(path)
         require_gguf(path)

@@ -3,8 +3,8 @@
 Reads headers, never a weight. `open_checkpoint` takes GGUF files too.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,10 @@ from snapexport.exporter.read.folders import (
     CONFIG,
     GENERATION_CONFIG,
 )
-from snapexport.files.safetensors import TensorSpan, read_header
-from snapexport.files.untrusted import (
-    CONFIG_BYTES,
-    INDEX_BYTES,
-    is_plain_name,
-    read_object,
-)
+from snapexport.exporter.read.number_types import with_types
+from snapexport.exporter.read.shards import Absent, read_shards
+from snapexport.files.safetensors import TensorSpan
+from snapexport.files.untrusted import CONFIG_BYTES, read_object
 
 if TYPE_CHECKING:
     from snapexport.exporter.read.gguf.header import GgufHeader
@@ -31,9 +28,6 @@ if TYPE_CHECKING:
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION = "quantization_config"
 _OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-_PACKED = ".qweight", ".weight_packed"
-SINGLE_FILE = "model.safetensors"
-SHARD_INDEX = "model.safetensors.index.json"
 _DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"
 
 
@@ -42,7 +36,7 @@ class Checkpoint:
     """A local checkpoint. The spans' files are resolved: no symlinks are left.
 
     gguf: the file that `directory` was made of, which lasts as long as `folder` is referred to.
-    left_out: what of it a build leaves out.
+    left_out: what of it a build leaves out. absent: what it names and does not have.
     """
 
     directory: Path
@@ -52,6 +46,7 @@ class Checkpoint:
     gguf: "GgufHeader | None" = None
     folder: "TemporaryDirectory[str] | None" = None
     left_out: tuple[str, ...] = ()
+    absent: Absent = field(default_factory=Absent)
 
     @classmethod
     def of_directory(cls, path: Path) -> "Checkpoint":
@@ -60,21 +55,30 @@ class Checkpoint:
         if not (path / CONFIG).is_file():
             raise folders.without_config(path)
         opened = cls.of_configs(path, {})
-        folders.require_readable_layout(path, opened.config)
         require_known(opened.config)
-        notes = folders.left_out(path)
-        return _dequantize(replace(opened, tensors=_tensors(path), left_out=notes))
+        found = read_shards(path)
+        notes = *opened.left_out, *folders.left_out(path), *found.left_out
+        try:
+            return _dequantize(
+                replace(opened, tensors=found.tensors, absent=found.absent, left_out=notes)
+            )
+        except UserError:
+            if found.absent:
+                raise found.absent.error() from None
+            raise
 
     @classmethod
     def of_configs(cls, directory: Path, tensors: "Mapping[str, Tensor]") -> "Checkpoint":
         """The configs of a directory with tensors from anywhere."""
         generation = directory / GENERATION_CONFIG
-        return cls(
-            directory,
-            _with_quantization(_read(directory / CONFIG), directory),
-            _read(generation) if generation.exists() else {},
-            tensors,
-        )
+        config, changed = with_types(_with_quantization(_read(directory / CONFIG), directory))
+        generating, more = with_types(_read(generation) if generation.exists() else {})
+        notes = [
+            f"{name}: read {', '.join(fields[:3])}" + (", ..." if len(fields) > 3 else "")
+            for name, fields in ((CONFIG, changed), (GENERATION_CONFIG, more))
+            if fields
+        ]
+        return cls(directory, config, generating, tensors, left_out=tuple(notes))
 
     @property
     def source(self) -> Path:
@@ -85,9 +89,11 @@ class Checkpoint:
 def _with_quantization(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     """A config with the quantization that is written elsewhere.
 
-    ModelOpt writes it beside the config, older versions of compressed-tensors under another name,
-    and some tools into the config of the text part.
+    ModelOpt writes it beside the config, older versions of compressed-tensors and MLX under another
+    name, and some tools into the config of the text part.
     """
+    if isinstance(mlx := config.get("quantization"), dict) and "bits" in mlx:
+        return config | {QUANTIZATION: mlx | {"quant_method": "mlx"}}
     if config.get(QUANTIZATION) is not None:
         return config
     if (beside := directory / MODELOPT_CONFIG).is_file():
@@ -103,77 +109,37 @@ def _read(path: Path) -> dict[str, Any]:
     return read_object(path, CONFIG_BYTES, _DOWNLOAD_AGAIN, lenient=True)
 
 
-def _tensors(directory: Path) -> dict[str, TensorSpan]:
-    """Find tensors as transformers does: in the single file if there is one, else in the shards."""
-    index = directory / SHARD_INDEX
-    weight_map = _weight_map(index) if index.exists() else {}
-    if (directory / SINGLE_FILE).exists() or not weight_map:
-        return read_header(_weight_file(directory, SINGLE_FILE))
-    shards = {
-        name: read_header(_weight_file(directory, name)) for name in sorted({*weight_map.values()})
-    }
-    _require_once(directory, shards)
-    for tensor, shard in weight_map.items():
-        if tensor not in shards[shard]:
-            raise UserError(f"{index} names the tensor {tensor}, {shard} lacks it", _DOWNLOAD_AGAIN)
-    return {tensor: shards[shard][tensor] for tensor, shard in weight_map.items()}
-
-
 def _dequantize(stored: Checkpoint) -> Checkpoint:
     """With the weights that its tensors are parts of."""
-    from snapexport.exporter.weights.readers import read_quantization
+    from snapexport.exporter.weights.readers import contradictions, history, read_quantization
 
     stored = _with_older_quantization(stored)
     found = read_quantization(stored.config)
     if found is None:
         return stored
     spans = {name: one for name, one in stored.tensors.items() if isinstance(one, TensorSpan)}
+    tensors = found.tensors(spans)
+    notes = *stored.left_out, *found.left_out, *contradictions(tensors)
     return replace(
-        stored, tensors=found.tensors(spans), left_out=(*stored.left_out, *found.left_out)
+        stored, tensors=tensors, left_out=(*notes, *history(stored.config[QUANTIZATION]))
     )
 
 
 def _with_older_quantization(stored: Checkpoint) -> Checkpoint:
-    """With the quantization that AutoGPTQ and AutoAWQ once wrote beside the config."""
-    packed = next((name for name in stored.tensors if name.endswith(_PACKED)), None)
-    if packed is None or stored.config.get(QUANTIZATION) is not None:
+    """With the quantization that only its tensors show, or that is written beside the config."""
+    from snapexport.exporter.weights.readers import format_of
+
+    if stored.config.get(QUANTIZATION) is not None or (found := format_of(stored.tensors)) is None:
         return stored
+    (kind, tensor), config = found, {"quant_method": found[0].by_tensors}
     for name, method in _OLDER.items():
         if (beside := stored.directory / name).is_file():
             config = {"quant_method": method, **_read(beside)}
-            return replace(stored, config=stored.config | {QUANTIZATION: config})
-    raise UserError(
-        f"the checkpoint has the quantized tensor {packed}, and {CONFIG} has no {QUANTIZATION}",
-        f"download {CONFIG} again, or {' or '.join(_OLDER)}, if the checkpoint has one",
-    )
-
-
-def _require_once(directory: Path, shards: Mapping[str, Iterable[str]]) -> None:
-    homes: dict[str, str] = {}
-    for shard, tensors in shards.items():
-        for tensor in tensors:
-            if (first := homes.setdefault(tensor, shard)) != shard:
-                raise UserError(
-                    f"{directory} has the tensor {tensor} twice, in {first} and in {shard}",
-                    _DOWNLOAD_AGAIN,
-                )
-
-
-def _weight_file(directory: Path, name: str) -> Path:
-    if not (directory / name).is_file():
-        raise folders.without_weights(directory, name)
-    return (directory / name).resolve()
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """{tensor: name of its shard}, a plain name beside the index."""
-    weight_map = read_object(index, INDEX_BYTES, _DOWNLOAD_AGAIN, lenient=True).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
-        raise UserError(f"{index} has no weight_map of file names", _DOWNLOAD_AGAIN)
-    for shard in weight_map.values():
-        if not is_plain_name(shard):
-            raise UserError(
-                f"{index} names {shard!r:.200}, which is not the name of a file beside it",
-                _DOWNLOAD_AGAIN,
-            )
-    return weight_map
+    if not config["quant_method"]:
+        raise UserError(
+            f"the weights are quantized in the format {kind.name}, as the tensor {tensor} shows, "
+            f"and {CONFIG} has no {QUANTIZATION}",
+            f"download {CONFIG} again, or {' or '.join(_OLDER)}, if the checkpoint has one; or "
+            "start from the original checkpoint: `--weights int4` quantizes it",
+        )
+    return replace(stored, config=stored.config | {QUANTIZATION: config})

@@ -6,7 +6,7 @@ checkpoint: folders are read by it, and the Hub is asked for it. Reads names, an
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -14,16 +14,26 @@ from itertools import islice
 from pathlib import Path
 
 from snapexport.errors import UserError
+from snapexport.exporter.read.unfinished import (
+    error_of,
+    is_unfinished,
+    require_finished,
+    unfinished,
+)
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.files.untrusted import (
     CONFIG_BYTES,
+    INDEX_BYTES,
     TEMPLATE_BYTES,
     TOKENIZER_BYTES,
     read_bytes,
     read_object,
+    repeated_keys,
 )
 
 CONFIG = "config.json"
+SINGLE_FILE = "model.safetensors"
+SHARD_INDEX = "model.safetensors.index.json"
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -65,7 +75,6 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = 1 << 10
 _MOST_NAMES = 1 << 12
 _SHARD = re.compile(r".+-([0-9]{5})-of-([0-9]{5})\.safetensors")
-_INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SAVE = (
@@ -124,7 +133,7 @@ def require_files(path: Path) -> None:
     These are pointers of git-lfs, and links that lead nowhere.
     """
     folder = path if path.is_dir() else path.parent
-    names = _names(folder) if path.is_dir() else [path.name]
+    names = names_of(folder) if path.is_dir() else [path.name]
     wanted = (f"*{_SAFETENSORS}", f"*{GGUF}", *READ, *CONVERTIBLE)
     read = [name for name in names if any(fnmatch(name, one) for one in wanted)]
     links = [name for name in read if (folder / name).is_symlink()]
@@ -134,6 +143,7 @@ def require_files(path: Path) -> None:
             "not there",
             "copy the folder with the files that its links name (`cp -rL`), or download it again",
         )
+    require_finished(folder, [*names, *_controls(path)], {path.name, *READ, *read})
     pointers = [name for name in read if _is_pointer(folder / name)]
     if pointers:
         raise UserError(
@@ -145,7 +155,9 @@ def require_files(path: Path) -> None:
 
 def without_config(folder: Path) -> UserError:
     """The error of a folder without config.json."""
-    names = _names(folder)
+    names = names_of(folder)
+    if part := unfinished(folder, names, CONFIG):
+        return error_of(part, CONFIG, f"{folder} has no {CONFIG}")
     what, hint = _describe(folder, names)
     if not what and any(_SHARD.fullmatch(name) or name == "model.safetensors" for name in names):
         hint = f"download {CONFIG} of the same repository into it"
@@ -155,8 +167,10 @@ def without_config(folder: Path) -> UserError:
 
 def without_weights(folder: Path, name: str) -> UserError:
     """The error of a folder whose config.json has no weights. name: of the file that lacks."""
-    names = _names(folder)
-    if _INDEX in names:
+    names = names_of(folder)
+    if part := unfinished(folder, names, name):
+        return error_of(part, name, f"{folder} has no {name}")
+    if SHARD_INDEX in names:
         return UserError(f"{folder} has no {name}", f"download {name} of the same repository")
     what, hint = _of_shards(names) or _of_other_weights(names) or _describe(folder, names)
     said = f", and {what}" if what else ""
@@ -182,6 +196,8 @@ def require_of_hub(model: str, folder: Path, names: Iterable[str]) -> None:
 
 def require_gguf(path: Path) -> None:
     """Raise UserError for a file that is known to be something else than a GGUF file."""
+    if is_unfinished(path.name):
+        raise error_of(path, path.stem, f"{path} is not whole")
     if path.suffix in (_SAFETENSORS, ".json"):
         raise UserError(
             f"{path} is one file of a checkpoint, and not a GGUF file",
@@ -193,20 +209,21 @@ def require_gguf(path: Path) -> None:
 
 
 def left_out(folder: Path) -> tuple[str, ...]:
-    """Say that a build leaves out an adapter, which transformers with peft applies."""
-    if not (folder / _ADAPTER).is_file():
-        return ()
-    return (f"left out: the LoRA adapter of {_ADAPTER}, which is to be merged first",)
+    """Say that a build leaves out an adapter, which transformers with peft applies.
+
+    And all but the last of keys that occur twice.
+    """
+    notes = [f"{one} twice: the last is read" for one in _repeated(folder)]
+    if (folder / _ADAPTER).is_file():
+        notes.append(f"left out: the LoRA adapter of {_ADAPTER}, which is to be merged first")
+    return tuple(notes)
 
 
-def require_readable_layout(folder: Path, config: dict[str, object]) -> None:
-    """Raise UserError for weights that MLX has quantized, which look like a checkpoint's."""
-    quantized = config.get("quantization")
-    if isinstance(quantized, dict) and "bits" in quantized and "group_size" in quantized:
-        raise UserError(
-            f"{folder} has weights that MLX quantized to {quantized['bits']!r:.20} bits",
-            "start from the original checkpoint; `--weights int4` or int8 quantizes it",
-        )
+def _repeated(folder: Path) -> Iterator[str]:
+    for name in (CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, SHARD_INDEX):
+        with suppress(UserError, OSError, ValueError, RecursionError):
+            for key in repeated_keys(read_bytes(folder / name, INDEX_BYTES, "")):
+                yield f"{name} has {key!r}"
 
 
 def _describe(folder: Path, names: list[str]) -> tuple[str, str]:
@@ -274,8 +291,8 @@ def _of_shards(names: list[str]) -> tuple[str, str] | None:
         return None
     there, count = {int(shard[1]) for shard in shards}, int(shards[0][2])
     missing = sorted(set(range(1, min(count, _MOST_NAMES) + 1)) - there)
-    what = f"no {_INDEX}, and {len(there)} of its {count} shards"
-    index = f"download {_INDEX} of the same repository"
+    what = f"no {SHARD_INDEX}, and {len(there)} of its {count} shards"
+    index = f"download {SHARD_INDEX} of the same repository"
     lacking = f", and the shards that lack, from number {missing[0]} on" if missing else ""
     return what, index + lacking
 
@@ -296,11 +313,16 @@ def _of_checkpoints_inside(folder: Path, names: list[str]) -> tuple[str, str] | 
     return f"it has {many} inside", f"name {'one' if len(found) > 1 else 'it'}: --model {found[0]}"
 
 
+def _controls(path: Path) -> list[str]:
+    """What lies beside a GGUF file while it is downloaded."""
+    return [] if path.is_dir() else names_of(path.parent)
+
+
 def _below(folder: Path) -> list[str]:
-    return _names(folder) if folder.is_dir() else []
+    return names_of(folder) if folder.is_dir() else []
 
 
-def _names(folder: Path) -> list[str]:
+def names_of(folder: Path) -> list[str]:
     """A folder's names, of very many the first ones."""
     return sorted(path.name for path in _entries(folder))
 

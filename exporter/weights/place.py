@@ -134,7 +134,7 @@ def place_again(source: Path, directory: Path, *, link: bool) -> bool:
         if not link:
             copy_file(file, directory / file.name)
         elif not clone_file(file, directory / file.name):
-            os.link(file, directory / file.name)
+            os.link(file.resolve(), directory / file.name)
             linked = True
     return linked
 

@@ -40,6 +40,8 @@ def require_parameters(checkpoint: Checkpoint, parameters: Mapping[str, tuple[in
 
 def _require_present(names: Iterable[str], checkpoint: Checkpoint) -> None:
     missing = [name for name in names if name not in checkpoint.tensors]
+    if missing and checkpoint.absent:
+        raise checkpoint.absent.error(missing[0])
     if missing:
         raise UserError(
             f"the checkpoint lacks {len(missing)} tensors that its architecture needs, "
@@ -57,7 +59,7 @@ def _require_shape(name: str, expected: tuple[int, ...], tensor: Tensor) -> None
 
 
 def unread(checkpoint: Checkpoint, decoder: Decoder) -> tuple[str, ...]:
-    """Say what a build leaves out: values of modules that the model has, and no place for.
+    """Say what a build leaves out: what no file has, and values that the model has no place for.
 
     Such as biases that config.json switches off. Those that are all 0 change nothing.
     """
@@ -70,9 +72,10 @@ def unread(checkpoint: Checkpoint, decoder: Decoder) -> tuple[str, ...]:
         if name not in known and not leaves.isdisjoint(_above(name)) and _has_values(tensor)
     ]
     if not found:
-        return ()
+        return checkpoint.absent.notes
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return (f"left out, as config.json has no place for it: {found[0]}{more}",)
+    left_out = f"left out, as config.json has no place for it: {found[0]}{more}"
+    return (*checkpoint.absent.notes, left_out)
 
 
 def _above(name: str) -> list[str]:

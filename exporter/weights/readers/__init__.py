@@ -9,9 +9,15 @@ from snapexport.exporter.weights.readers.bitsandbytes import BitsAndBytes
 from snapexport.exporter.weights.readers.compressed_tensors import CompressedTensors
 from snapexport.exporter.weights.readers.fp8 import Fbgemm, Fp8
 from snapexport.exporter.weights.readers.gptq import Gptq, read_auto_round
+from snapexport.exporter.weights.readers.grouped import contradictions
+from snapexport.exporter.weights.readers.mlx import Mlx
 from snapexport.exporter.weights.readers.modelopt import ModelOpt
 from snapexport.exporter.weights.readers.mxfp4 import Mxfp4
-from snapexport.exporter.weights.readers.quantization import KEY, ORIGINAL, Quantization
+from snapexport.exporter.weights.readers.quantization import KEY, ORIGINAL, Quantization, history
+from snapexport.exporter.weights.readers.suffixes import format_of
+from snapexport.exporter.weights.readers.torchao import TorchAo
+
+__all__ = ["contradictions", "format_of", "history", "read_quantization"]
 
 METHODS: Mapping[str, Callable[[dict[str, Any]], Quantization]] = {
     "auto-round": read_auto_round,
@@ -22,9 +28,11 @@ METHODS: Mapping[str, Callable[[dict[str, Any]], Quantization]] = {
     "fp8": Fp8.of,
     "gptq": Gptq.of,
     "intel/auto-round": read_auto_round,
+    "mlx": Mlx.of,
     "modelopt": ModelOpt.of,
     "modelopt_fp4": ModelOpt.of,
     "mxfp4": Mxfp4.of,
+    "torchao": TorchAo.of,
 }
 """Readers of the other keys, by `quant_method`."""
 

@@ -29,27 +29,23 @@ _IN_A_WORD = 8
 _PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 """Where a word has each of its 8 columns."""
 _VALUES: dict[str, tuple[object, ...]] = {
-    "zero_point": (True,),
+    "zero_point": (True, False),
     "desc_act": (False,),
     "sym": (False, True),
     "lm_head": (False, True, None),
     "dynamic": (None,),
     "pack_dtype": ("int32",),
+    "method": ("awq",),
 }
-_NEUTRAL = (
-    *("backend", "exllama_config", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "meta"),
-    *("damp_percent", "true_sequential", "act_group_aware", "tokenizer", "dataset", "batch_size"),
-    *("block_name_to_quantize", "module_name_preceding_first_block", "cache_block_outputs"),
-    *("model_seqlen", "pad_token_id", "max_input_length", "modules_in_block_to_quantize"),
-)
-"""Keys about kernels, and about how the weights were quantized."""
+_NEUTRAL = ("do_fuse", "fuse_max_seq_len", "modules_to_fuse")
 
 
 @dataclass(frozen=True)
 class Awq(OfParts):
-    """group: columns that share a scale; None: all of a row."""
+    """group: columns that share a scale; None: all of a row. symmetric: whether zeros are 8."""
 
     group: int | None
+    symmetric: bool = False
     kind = "awq"
     needed = ("qweight", "qzeros", "scales")
     packed = "qweight"
@@ -65,7 +61,7 @@ class Awq(OfParts):
             require_value(name, given.pop(name, 4), (4,))
         group = group_size(given.pop("group_size", given.pop("q_group_size", 128)))
         require_values(cls.kind, given, _VALUES, _NEUTRAL)
-        return cls(group)
+        return cls(group, given.get("zero_point") is False)
 
     def weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
         """The integers of a matrix."""
@@ -83,6 +79,7 @@ class Awq(OfParts):
             weights=parts["qweight"],
             zeros=parts["qzeros"],
             scales=parts["scales"],
+            symmetric=self.symmetric,
         )
         return weight.readable
 

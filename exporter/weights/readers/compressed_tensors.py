@@ -303,6 +303,7 @@ def _common(stem: str, parts: Parts, scheme: Scheme, rows: int, columns: int) ->
         "scales": parts["weight_scale"],
         "zeros": zeros,
         "g_idx": g_idx,
+        "symmetric": scheme.symmetric,
         "height": scheme.size[0] if scheme.strategy == "block" else 1,
     }
 

@@ -4,7 +4,8 @@ x.qweight int32 [K*bits/32,N], x.qzeros int32 [groups,N*bits/32], x.scales [grou
 int32 [K], the group of each row of [K,N]. Version 1 stores a zero less one.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from snapexport.exporter.weights.readers.quantization import (
     Quantization,
     array,
     group_size,
+    left_out_of,
     numbers,
     require,
     require_matrix,
@@ -41,25 +43,20 @@ _VALUES: dict[str, tuple[object, ...]] = {
     "rotation": (None,),
     "method": ("gptq",),
 }
-_NEUTRAL = (
-    *("desc_act", "sym", "lm_head", "static_groups", "true_sequential", "act_group_aware", "meta"),
-    *("damp_percent", "damp_auto_increment", "mse", "tokenizer", "dataset", "batch_size"),
-    *("block_name_to_quantize", "module_name_preceding_first_block", "cache_block_outputs"),
-    *("model_seqlen", "pad_token_id", "max_input_length", "modules_in_block_to_quantize"),
-    *("backend", "exllama_config", "use_exllama", "disable_exllama", "use_cuda_fp16"),
-    *("model_name_or_path", "model_file_base_name", "quant_method", "parallel_packing"),
-)
-"""Keys about kernels and about how the weights were quantized, or that the tensors show."""
+_NEUTRAL = ("desc_act", "sym", "lm_head", "static_groups", "quant_method", "parallel_packing")
+"""Keys that the tensors show."""
 
 
 @dataclass(frozen=True)
 class Gptq(OfParts):
-    """less_one: what stored zeros lack."""
+    """less_one: what stored zeros lack. symmetric: None if modules differ, or nothing is said."""
 
     bits: int
     group: int | None
     less_one: bool
     dynamic: bool = False
+    symmetric: bool | None = None
+    left_out: tuple[str, ...] = ()
     kind = "gptq"
     needed = ("qweight", "qzeros", "scales")
     possible = ("g_idx",)
@@ -77,8 +74,10 @@ class Gptq(OfParts):
         bits = numbers("bits", given.pop("bits", None), _BITS)
         group = group_size(given.pop("group_size", 128))
         dynamic = _dynamic(given.pop("dynamic", None))
+        notes = left_out_of({"": {"input_activations": given.pop("activation", None)}}, None)
         require_values(cls.kind, given, _VALUES, _NEUTRAL)
-        return cls(bits, group, formats != {"gptq_v2"}, dynamic)
+        symmetric = agreed("sym", (given, *dynamic.values()))
+        return cls(bits, group, formats != {"gptq_v2"}, bool(dynamic), symmetric, notes)
 
     def weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
         """The integers of a matrix."""
@@ -104,7 +103,10 @@ class Gptq(OfParts):
             zeros=parts["qzeros"],
             scales=parts["scales"],
             less_one=self.less_one,
+            symmetric=bool(self.symmetric),
         )
+        if self.symmetric is None and weight.zero in (weight.middle - 1, weight.middle + 1):
+            weight = replace(weight, symmetric=True)
         return weight.readable
 
     def _bits(self, rows: int, zeros: TensorSpan) -> int:
@@ -122,15 +124,21 @@ class Gptq(OfParts):
         return groups
 
 
-def _dynamic(value: object) -> bool:
-    """Whether some modules are quantized otherwise: their tensors show how, or that they aren't."""
+def agreed(name: str, tables: Iterable[Mapping[str, Any]]) -> bool | None:
+    """What tables of modules say of a key; None if it isn't one thing."""
+    found = {one[name] for one in tables if isinstance(one.get(name), bool)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _dynamic(value: object) -> dict[str, dict[str, Any]]:
+    """The modules that are quantized otherwise: their tensors show how, or that they aren't."""
     if value is None:
-        return False
+        return {}
     if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
         raise UserError(f"{KEY}: dynamic is not a table of modules", "correct config.json")
     for of_modules in value.values():
-        require_values("gptq", of_modules, {}, ("bits", "group_size", "desc_act", "sym", *_NEUTRAL))
-    return bool(value)
+        require_values("gptq", of_modules, _VALUES, ("bits", "group_size", *_NEUTRAL))
+    return value
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -167,24 +175,6 @@ _VERSIONS = {
     "auto_round:gptqmodel": "gptq_v2",
     "auto_round": "gptq_v2",
 }
-_ROUND_VALUES: dict[str, tuple[object, ...]] = {
-    "data_type": ("int", None),
-    "act_bits": (16, 32, None),
-    "super_bits": (None,),
-    "super_group_size": (None,),
-    "static_attention_dtype": (None,),
-    "static_kv_dtype": (None,),
-    "rotation_configs": (None, [], {}),
-}
-_ROUND_NEUTRAL = (
-    *("act_data_type", "act_group_size", "act_sym", "act_dynamic", "amp", "batch_size", "dataset"),
-    *("enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input", "backend"),
-    *("gradient_accumulate_steps", "iters", "lr", "low_gpu_mem_usage", "minmax_lr", "nsamples"),
-    *("quant_block_list", "scale_dtype", "seqlen", "supported_types", "to_quant_block_names"),
-    *("static_attention_granularity", "static_kv_granularity", "autoround_version", "provider"),
-    *("block_name_to_quantize", "sym"),
-)
-"""Keys about how the weights were rounded, or that the tensors show."""
 _OF_WEIGHTS = ("bits", "group_size")
 _FEWEST_WHOLE = 16
 
@@ -198,13 +188,15 @@ def read_auto_round(given: dict[str, Any]) -> Quantization:
     if not isinstance(layers, dict) or not all(isinstance(one, dict) for one in layers.values()):
         raise UserError(f"{KEY}: extra_config is not a table of layers", "correct config.json")
     weights = {name: given.pop(name) for name in _OF_WEIGHTS if name in given}
-    for keys in (given, *(one for one in layers.values() if not _is_whole(one))):
-        rest = {name: value for name, value in keys.items() if name not in _OF_WEIGHTS}
-        require_values("auto-round", rest, _ROUND_VALUES, _ROUND_NEUTRAL)
+    quantized = {name: one for name, one in layers.items() if not _is_whole(one)}
+    for keys in (given, *quantized.values()):
+        require_values("auto-round", keys, {}, (*_OF_WEIGHTS, "sym"))
+    symmetric = agreed("sym", (given, *quantized.values()))
     if packing == _AWQ:
-        return Awq.of(weights)
+        return Awq.of(weights | {"zero_point": not symmetric})
     dynamic: dict[str, Any] = {name: {} for name in layers}
-    return Gptq.of(weights | {"checkpoint_format": _VERSIONS[packing], "dynamic": dynamic})
+    weights |= {"checkpoint_format": _VERSIONS[packing], "dynamic": dynamic, "sym": symmetric}
+    return Gptq.of(weights)
 
 
 def _is_whole(layer: dict[str, Any]) -> bool:

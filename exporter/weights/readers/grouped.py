@@ -1,7 +1,7 @@
 """Unpacks integers of a few bits from words of 32 bits, from the lowest bit on."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,8 +18,8 @@ from snapexport.exporter.weights.forms.integers import (
     IntegerRows,
     IntegerWeight,
 )
-from snapexport.exporter.weights.readers.quantization import AGAIN, array, as_scales
-from snapexport.exporter.weights.tensor_file import Calculated
+from snapexport.exporter.weights.readers.quantization import AGAIN, KEY, ORIGINAL, array, as_scales
+from snapexport.exporter.weights.tensor_file import Calculated, Tensor
 from snapexport.files.safetensors import TensorSpan
 
 _WORD = 32
@@ -118,7 +118,8 @@ _STEP = 32
 class GroupedWeight(IntegerWeight):
     """A matrix [count,groups.columns] of integers of `bits` bits.
 
-    g_idx: the group of each column; None: groups in order.
+    g_idx: the group of each column; None: groups in order. symmetric: whether all zeros are the
+    middle, whichever are stored.
     """
 
     name: str
@@ -126,6 +127,27 @@ class GroupedWeight(IntegerWeight):
     groups: Groups
     bits: int
     g_idx: TensorSpan | None = None
+    symmetric: bool = False
+
+    @property
+    def middle(self) -> int:
+        """The zero of symmetric weights."""
+        return 1 << self.bits - 1
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the weight is symmetric, and other zeros are stored. Raises UserError."""
+        if not self.symmetric:
+            return False
+        least, largest = self._range
+        if least != largest:
+            raise UserError(
+                f"the tensor {self.name} has zero points from {least} to {largest}, and {KEY} says "
+                f"that it is symmetric, which is a zero point of {self.middle}",
+                f'{ORIGINAL}; or set "sym" to false there (for AWQ "zero_point" to true), if the '
+                "stored zero points are right",
+            )
+        return least != self.middle
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -149,8 +171,16 @@ class GroupedWeight(IntegerWeight):
     @cached_property
     def zero(self) -> int | None:
         """The zero of all groups; None if there are several."""
-        found = {int(one) for part in self._parts(_MOST) for one in np.unique(self._zeros(*part))}
-        return found.pop() if len(found) == 1 else None
+        if self.symmetric:
+            return self.middle
+        least, largest = self._range
+        return least if least == largest else None
+
+    @cached_property
+    def _range(self) -> tuple[int, int]:
+        """The least and the largest stored zero."""
+        parts = [self._zeros(*part) for part in self._parts(_MOST)]
+        return min(int(one.min()) for one in parts), max(int(one.max()) for one in parts)
 
     @cached_property
     def shift(self) -> int | None:
@@ -214,3 +244,16 @@ class GroupedWeight(IntegerWeight):
     @abstractmethod
     def _scales(self, start: int, end: int) -> NDArray[np.generic]:
         """Their scales [n,groups]."""
+
+
+def contradictions(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Say which symmetric weights have other zeros stored, which are not read. Raises UserError."""
+    weights = (one.weight if isinstance(one, Floats) else one for one in tensors.values())
+    found = [one for one in weights if isinstance(one, GroupedWeight) and one.contradicts]
+    if not found:
+        return ()
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f"{found[0].name}{more}: the stored zero points contradict the symmetry that {KEY} "
+        f"says; weights are read as (q - {found[0].middle}) * scale",
+    )

@@ -3,6 +3,7 @@
 A method is a file with a class of its own; `METHODS` in `__init__.py` is their table.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
@@ -53,21 +54,69 @@ def require_names(name: str, value: object) -> None:
     raise UserError(f"{KEY}: {name} is not a list of names", "correct config.json")
 
 
+_NEUTRAL = frozenset(
+    "act_data_type act_dynamic act_group_aware act_group_size act_sym backend batch_size "
+    "block_name_to_quantize cache_block_outputs damp_auto_increment damp_percent dataset "
+    "disable_exllama exllama_config max_input_length meta model_file_base_name model_name_or_path "
+    "model_seqlen module_name_preceding_first_block modules_in_block_to_quantize mse pad_token_id "
+    "quant_block_list scale_dtype static_attention_granularity static_kv_granularity "
+    "supported_types to_quant_block_names tokenizer true_sequential use_cuda_fp16 "
+    "use_exllama".split()
+)
+"""Keys that transformers, GPTQModel, AutoAWQ and AutoRound write and that change no weight.
+
+They are about kernels, calibration, and which modules and activations were quantized.
+"""
+_HISTORY = re.compile(
+    r".*_version|provider|producer|quantizer|uri|created.*|telemetry"
+    r"|(calib|dataset|damp|offload|gradient_|enable_.*tuning|enable_quanted|not_use_).*"
+    r"|use_quant_input|n_?samples|num_.*samples|sampler|.*seq_?len|.*batch_size|train_bs|percdamp"
+    r"|(.*_)?(iters|epochs|lr|seed)|amp|low_.*mem.*|dynamic_max_gap|fail_?safe|fallback|hessian"
+    r"|gptaq|foem|(model|output|save)_.*path"
+)
+"""Keys of any tool that say how, with what, or by whom weights were made."""
+_SHARED: Values = {
+    "data_type": ("int", "int_sym", "int_asym", None),
+    "act_bits": (16, 32, None),
+    "super_bits": (None,),
+    "super_group_size": (None,),
+    "static_attention_dtype": (None,),
+    "static_kv_dtype": (None,),
+    "rotation_configs": (None, [], {}),
+}
+"""AutoRound writes them in the formats of others too."""
+_LISTED = 3
+
+
 def require_values(
     kind: str, given: Mapping[str, Any], known: Values, neutral: Iterable[str] = ()
 ) -> None:
-    """Raise UserError for a key that is not known, or that has another value than these.
+    """Raise UserError for a key that may change weights and is not known, or has another value.
 
-    neutral: keys that can have any value, for they say how the weights were made.
+    neutral: keys that can have any value. What is null or empty switches nothing on.
     """
+    known = {**_SHARED, **known}
     for name, value in given.items():
-        if name in neutral:
-            continue
-        if name not in known:
+        if name in known:
+            require_value(name, value, known[name])
+        elif not (name in neutral or name in _NEUTRAL or _is_history(name, value)):
             raise UserError(
-                f"{KEY} of the method {kind} has the unknown key {name!r:.100}", ORIGINAL
+                f"{KEY} of the method {kind} has the unknown key {name!r:.100}",
+                f"{ORIGINAL}; if the key changes no weight, remove it from config.json",
             )
-        require_value(name, value, known[name])
+
+
+def _is_history(name: str, value: object) -> bool:
+    return value in (None, "", [], {}) or bool(_HISTORY.fullmatch(name))
+
+
+def history(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say which keys, of other tools, are not read for they change no weight."""
+    found = [name for name in given if name not in _NEUTRAL and _HISTORY.fullmatch(name)]
+    if not found:
+        return ()
+    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    return (f"not read, as they change no weight: {', '.join(found[:_LISTED])}{more} of {KEY}",)
 
 
 def require_value(name: str, value: object, known: tuple[object, ...]) -> None:
@@ -98,7 +147,7 @@ def group_size(value: object) -> int | None:
 
 
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_DTYPES = FLOATS | {"I32": "<u4", "I64": "<i8", "U8": "uint8", "I8": "int8"}
+_DTYPES = FLOATS | {"I32": "<u4", "U32": "<u4", "I64": "<i8", "U8": "uint8", "I8": "int8"}
 _DTYPES |= {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "uint8"}
 Found = dict[str, dict[str, TensorSpan]]
 
@@ -212,7 +261,7 @@ def with_weight(stem: str, parts: Spans, others: dict[str, TensorSpan]) -> Tenso
 def require_scaled(others: Spans) -> None:
     """Raise UserError for a quantized weight whose scales are missing."""
     for name, span in others.items():
-        if name.endswith(".weight") and span.dtype in ("I8", "F8_E4M3", "U8", "I32"):
+        if name.endswith(".weight") and span.dtype in ("I8", "F8_E4M3", "U8", "I32", "U32"):
             raise UserError(f"the tensor {name} is {span.dtype} and has no scales", AGAIN)
 
 

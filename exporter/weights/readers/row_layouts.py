@@ -37,7 +37,16 @@ class StoredRows(GroupedWeight):
     @property
     def zero(self) -> int | None:
         """The zero of all groups; None if each has its own."""
-        return 1 << (self.bits - 1) if self.zeros is None else None
+        return self.middle if self.symmetric or self.zeros is None else None
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the weight is symmetric, and a stored zero point is not 0."""
+        if not self.symmetric or self.zeros is None:
+            return False
+        if self.zeros.dtype == "I32":
+            return bool((self._zeros(0, self.count) != self.middle).any())
+        return bool(array(self.zeros).any())
 
     def _zeros(self, start: int, end: int) -> NDArray[np.uint8]:
         assert self.zeros is not None
@@ -46,7 +55,7 @@ class StoredRows(GroupedWeight):
             words = array(self.zeros)[first:last].T
             return np.ascontiguousarray(unpack(words, self.bits, end - start).T)
         signed = self._of_rows(array(self.zeros), start, end).astype(np.int16)
-        found = signed + (1 << (self.bits - 1))
+        found = signed + self.middle
         if found.min() < 0 or found.max() >= 1 << self.bits:
             raise UserError(
                 f"a zero point of the tensor {self.name} is not of {self.bits} bits", AGAIN

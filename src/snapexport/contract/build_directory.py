@@ -27,7 +27,7 @@ from snapexport.contract.manifest import (
 from snapexport.errors import UserError
 from snapexport.files.dtypes import BY_SAFETENSORS
 from snapexport.files.safetensors import TensorSpan, header_sha256, read_header
-from snapexport.files.untrusted import GRAPH_BYTES
+from snapexport.files.untrusted import BY_ITSELF, GRAPH_BYTES, blob_of
 from snapexport.files.whole import sha256_of
 
 
@@ -155,12 +155,15 @@ class Build:
                 raise UserError(f"{path} is not in the manifest", REBUILD)
 
     def file(self, name: str) -> Path:
-        """Path of a regular file that the manifest names; no link leads to it. Raises UserError."""
+        """Path of a regular file that the manifest names. Raises UserError.
+
+        No link leads to it but one of the Hub's cache.
+        """
         path = self.directory
         for part in Path(name).parts:
             path /= part
-            if path.is_symlink():
-                raise UserError(f"{path} is a symbolic link", "replace the link by the file itself")
+            if path.is_symlink() and not blob_of(path):
+                raise UserError(f"{path} is a symbolic link", BY_ITSELF)
         if not path.exists():
             raise UserError(f"{path} is missing", REBUILD)
         if not path.is_file():

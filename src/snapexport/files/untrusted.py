@@ -9,6 +9,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from collections import Counter
 from pathlib import Path
@@ -28,7 +29,9 @@ TEMPLATE_BYTES = 1 << 20
 GRAPH_BYTES = 2 << 30
 """Protocol buffers end there."""
 
-_BY_ITSELF = "replace the link by the file itself"
+BY_ITSELF = "replace the link by the file itself (`cp -rL`)"
+"""The hint for a link that is not followed."""
+_BLOB = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 DEPTH = 48
 """Nested objects and lists of a JSON text. Configs have about 4."""
@@ -40,16 +43,17 @@ def is_plain_name(name: str) -> bool:
 
 
 def open_regular(path: Path, hint: str, *, links: bool = True) -> BinaryIO:
-    """Open a regular file to read. links: whether it may be reached by a symbolic link.
+    """Open a regular file to read. links: whether it may be reached by any symbolic link.
 
-    Raises FileNotFoundError if it is missing, and UserError for anything but a regular file.
+    A link of the Hub's cache may always be followed. Raises FileNotFoundError if it is missing, and
+    UserError for anything but a regular file.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path if links else blob_of(path) or path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise UserError(f"{path} is a symbolic link", _BY_ITSELF) from None
+            raise UserError(f"{path} is a symbolic link", BY_ITSELF) from None
         if error.errno in (errno.ENXIO, errno.ENODEV):
             raise UserError(f"{path} is not a regular file", hint) from None
         raise
@@ -57,6 +61,21 @@ def open_regular(path: Path, hint: str, *, links: bool = True) -> BinaryIO:
         os.close(descriptor)
         raise UserError(f"{path} is not a regular file", hint)
     return os.fdopen(descriptor, "rb")
+
+
+def blob_of(link: Path) -> Path | None:
+    """The file that a link of the Hub's cache leads to; None for other links and for files.
+
+    The cache of a repository has `snapshots/REVISION/.../NAME`, a link to `blobs/HASH`.
+    """
+    if not link.is_symlink():
+        return None
+    folder = link.parent.resolve()
+    target = Path(os.path.normpath(folder / link.readlink()))
+    snapshots = [one for one in folder.parents if one.name == "snapshots"]
+    of_repository = any(target.parent == one.with_name("blobs") for one in snapshots)
+    whole = of_repository and _BLOB.fullmatch(target.name) and not target.is_symlink()
+    return target if whole else None
 
 
 def read_bytes(path: Path, most: int, hint: str, *, links: bool = True) -> bytes:
@@ -86,17 +105,15 @@ def read_object(
 def parse_object(raw: bytes, name: object, hint: str, *, lenient: bool = False) -> dict[str, Any]:
     """A JSON object without repeated keys, lone surrogates or deep nesting.
 
-    name: of the text, for messages. lenient: it may have NaN, infinities and a byte order mark, as
-    checkpoints' files do: the reader of a number judges it. Raises UserError.
+    name: of the text, for messages. lenient: it may have NaN, infinities, repeated keys, the last
+    of which counts, and a byte order mark, as checkpoints' files do: the reader of a number judges
+    it. Raises UserError.
     """
-    numbers: dict[str, Any] = {"parse_constant": _refuse_constant, "parse_float": _finite}
+    strict: dict[str, Any] = {"parse_constant": _refuse_constant, "parse_float": _finite}
+    strict["object_pairs_hook"] = _without_duplicates
     raw = raw.removeprefix(codecs.BOM_UTF8) if lenient else raw
     try:
-        value = json.loads(
-            decode_utf8(raw, name, hint),
-            object_pairs_hook=_without_duplicates,
-            **({} if lenient else numbers),
-        )
+        value = json.loads(decode_utf8(raw, name, hint), **({} if lenient else strict))
     except RecursionError:
         raise UserError(f"{name} is nested too deeply", hint) from None
     except UserError:
@@ -120,13 +137,28 @@ def decode_utf8(raw: bytes, name: object, hint: str) -> str:
         ) from None
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        ((twice, _),) = counts.most_common(1)
-        raise ValueError(f"the key {twice[:100]!r} occurs twice in an object")
+def repeated_keys(raw: bytes) -> list[str]:
+    """The keys that occur twice in an object of a JSON text that can be read."""
+    found: list[str] = []
+
+    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found.extend(_repeated(pairs))
+        return dict(pairs)
+
+    json.loads(raw.removeprefix(codecs.BOM_UTF8), object_pairs_hook=collect)
     return found
+
+
+def _repeated(pairs: list[tuple[str, Any]]) -> list[str]:
+    if len(dict(pairs)) == len(pairs):
+        return []
+    return [name[:100] for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if twice := _repeated(pairs):
+        raise ValueError(f"the key {twice[0]!r} occurs twice in an object")
+    return dict(pairs)
 
 
 def _refuse_constant(text: str) -> float:

@@ -14,9 +14,12 @@ from snapexport.builder.options import BuildOptions
 from snapexport.builder.texts import read_texts
 from snapexport.errors import UserError
 from snapexport.exporter.read import open_checkpoint
-from snapexport.exporter.read.checkpoint import SHARD_INDEX
 from snapexport.exporter.read.config_fields import FIELDS
+from snapexport.exporter.read.folders import SHARD_INDEX
+from snapexport.exporter.read.number_types import with_types
 from snapexport.exporter.weights.place import recorded_sha256
+from snapexport.exporter.weights.tensor_file import blocks
+from tests.refused import refused as refused_by
 
 SINGLE = "model.safetensors"
 
@@ -77,6 +80,53 @@ def test_number_in_a_field_that_nobody_reads_may_be_anything(mine: Path, value: 
         comma = "" if fields.endswith("{") else ","
         (mine / name).write_text(f'\ufeff{fields}{comma} "unread": {value}}}')
     resolve(mine)
+
+
+def test_last_of_a_repeated_key_is_read(mine: Path) -> None:
+    text = (mine / "config.json").read_text()
+    (mine / "config.json").write_text(f'{{"hidden_size": 1, "model_type": "x", {text.lstrip()[1:]}')
+    (mine / "tokenizer_config.json").write_text('{"a": {"b": 1, "b": 2}}')
+    names = {"hidden_size": "config", "model_type": "config", "b": "tokenizer_config"}
+    said = (f"{file}.json has '{key}' twice: the last is read" for key, file in names.items())
+    assert resolve(mine) == tuple(said)
+    assert open_checkpoint(mine).config["hidden_size"] == 64
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3-text-part", "yarn"])
+def test_numbers_of_the_other_type_are_read_as_their_fields(
+    kind: str, mine: Path, tmp_path: Path
+) -> None:
+    plain = json.loads((mine / "config.json").read_text())
+    del plain["pretraining_tp"]
+    if kind == "yarn":
+        rope = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0}
+        plain["rope_parameters"] = rope | {"original_max_position_embeddings": 64}
+    if kind == "gemma3-text-part":
+        plain = {"model_type": "gemma3", "text_config": {**plain, "model_type": "gemma3_text"}}
+    plain["quantization_config"] = {"bits": 4, "zero": [1, 2]}
+    found, changed = with_types(all_as(float, plain))
+    assert found == with_types(plain)[0] and repr(found) == repr(with_types(plain)[0])
+    assert "hidden_size as 64" in changed and "bits as 4" in changed
+    again, said = with_types(all_as(int, plain))
+    assert again == plain and not said
+
+
+def all_as(kind: type, value: Any) -> Any:
+    """With whole numbers as floats, or with floats that are whole as integers."""
+    if isinstance(value, dict):
+        return {name: all_as(kind, one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [all_as(kind, one) for one in value]
+    whole = type(value) in (int, float) and float(value).is_integer()
+    return kind(value) if whole else value
+
+
+def test_config_with_numbers_of_the_other_type_is_resolved(mine: Path) -> None:
+    for name in ("config.json", "generation_config.json"):
+        fields = all_as(float, json.loads((mine / name).read_text()))
+        change(mine, name, **fields)
+    said = resolve(mine)
+    assert said[0].startswith("config.json: read ") and "generation_config.json: read" in said[1]
 
 
 def test_nan_in_a_field_that_is_read_is_refused_by_name(mine: Path) -> None:
@@ -181,7 +231,9 @@ def test_an_adapter_beside_the_weights_is_reported(mine: Path) -> None:
 def test_packed_weights_without_a_quantization_are_refused(part: str, mine: Path) -> None:
     name = f"model.layers.0.self_attn.q_proj.{part}"
     save_file(load_file(mine / SINGLE) | {name: np.zeros((8, 8), np.int32)}, mine / SINGLE)
-    assert f"{name}, and config.json has no quantization_config" in refused(mine)
+    assert f"as the tensor {name} shows, and config.json has no quantization_config" in refused(
+        mine
+    )
 
 
 @pytest.mark.parametrize("where", ["compression_config", "text_config"])
@@ -204,32 +256,68 @@ def shard(directory: Path, **weight_map: str) -> None:
     (directory / SHARD_INDEX).write_text(json.dumps({"weight_map": mapped}))
 
 
-OUTSIDE = ("../mine/b.safetensors", "/dev/zero", "", ".", "a\0")
+@pytest.mark.parametrize("place", ["../mine/b.safetensors", "/dev/zero", "", ".", "a\0"])
+def test_index_that_names_a_file_elsewhere_is_refused(mine: Path, place: str) -> None:
+    shard(mine, **{"model.norm.weight": place})
+    with pytest.raises(UserError, match="not the name of a file beside it"):
+        open_checkpoint(mine)
+
+
+NORM = "model.norm.weight"
+
+
+def test_index_decides_which_of_two_copies_is_read(mine: Path) -> None:
+    right = load_file(mine / SINGLE)[NORM]
+    shard(mine)
+    wrong = load_file(mine / "a.safetensors") | {NORM: right + 1, "x.stale": right}
+    save_file(wrong, mine / "a.safetensors")
+    shutil.copy(mine / "a.safetensors", mine / "a (1).safetensors")
+    assert resolve(mine) == (
+        f"not read: {NORM} and 1 more in a.safetensors, which {SHARD_INDEX} does not assign to it",
+        f"not read: a (1).safetensors, besides {SHARD_INDEX}",
+    )
+    (read,) = blocks(open_checkpoint(mine).tensors[NORM])
+    assert np.array_equal(read, right)
+
+
+def test_single_file_is_read_unless_it_is_a_shard(mine: Path) -> None:
+    tensors = load_file(mine / SINGLE)
+    shard(mine)
+    (mine / "a.safetensors").rename(mine / SINGLE)
+    index = json.loads((mine / SHARD_INDEX).read_text())["weight_map"]
+    index = {name: SINGLE if file == "a.safetensors" else file for name, file in index.items()}
+    (mine / SHARD_INDEX).write_text(json.dumps({"weight_map": index}))
+    assert resolve(mine) == ()
+    save_file(tensors, mine / SINGLE)
+    (mine / "model-1.safetensors").write_text("of another version, and damaged")
+    (mine / SHARD_INDEX).write_text('{"weight_map": {"model.norm.weight": "model-1.safetensors"}}')
+    assert resolve(mine) == (f"not read: b.safetensors and 1 more, besides {SINGLE}",)
+
+
+@pytest.mark.parametrize("file", ["b.safetensors", "c.safetensors"])
+def test_what_an_index_names_and_nothing_needs_may_be_absent(mine: Path, file: str) -> None:
+    shard(mine, **{"mtp.fc.weight": file})
+    assert resolve(mine) == (
+        f"{SHARD_INDEX} names mtp.fc.weight, which no file has and nothing needs",
+    )
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
+    ("file", "words"),
     [
-        *((place, "not the name of a file beside it") for place in OUTSIDE),
-        ("a.safetensors", r"names the tensor model\.norm\.weight"),
+        ("a.safetensors", f"names the tensor {NORM}, a.safetensors lacks it"),
+        ("c.safetensors", "has no c.safetensors"),
     ],
 )
-def test_index_that_names_no_file_with_the_tensor_is_refused(
-    mine: Path, place: str, message: str
+def test_what_an_index_names_and_a_model_needs_is_refused_by_name(
+    mine: Path, file: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shard(mine, **{"model.norm.weight": place})
-    with pytest.raises(UserError, match=message):
-        open_checkpoint(mine)
-
-
-def test_tensor_in_two_shards_is_refused(mine: Path) -> None:
-    shard(mine)
-    shutil.copy(mine / "b.safetensors", mine / "c.safetensors")
-    index = json.loads((mine / SHARD_INDEX).read_text())
-    index["weight_map"]["model.norm.weight"] = "c.safetensors"
-    (mine / SHARD_INDEX).write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"twice, in b.safetensors and in c.safetensors"):
-        open_checkpoint(mine)
+    shard(mine, **{NORM: file, "mtp.fc.weight": "d.safetensors"})
+    assert words in refused(mine)
+    command = ("plan", "--model", mine, "--L-max", 64, "--memory", "1GiB")
+    assert words in refused_by(capsys, *command)
+    (mine / "b.safetensors").unlink()
+    assert words in refused(mine) or "has no b.safetensors" in refused(mine)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +325,6 @@ def test_tensor_in_two_shards_is_refused(mine: Path) -> None:
     [
         ("tokenizer.json", b"{}", "tokenizer.json cannot be read"),
         ("tokenizer.json", b"\xff", "not UTF-8"),
-        ("tokenizer_config.json", b'{"a": 1, "a": 2}', "occurs twice"),
         ("chat_template.jinja", b"\xff", "not UTF-8"),
         ("chat_template.jinja", bytes(2 << 20), "at most 1048576 are read"),
     ],

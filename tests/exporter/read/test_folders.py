@@ -128,6 +128,48 @@ def test_links_to_nothing_are_refused(name: str, mine: Path) -> None:
     assert f"{name} is a link to ../blobs/abc, which is not there" in told(mine)
 
 
+ENDS = ("part", "incomplete", "tmp", "crdownload", "aria2", "PARTIAL")
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_unfinished_download_is_named(name: str, end: str, mine: Path) -> None:
+    (mine / name).unlink(missing_ok=True)
+    (mine / f"{name}.{end}").write_text("x")
+    found = told(mine)
+    assert f"{name}.{end} is a download that has not ended" in found
+    assert f"let the download of {name} end" in found
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("Unconfirmed 12.crdownload", "Unconfirmed 12.crdownload is a download"),
+        (".cache/huggingface/download/abc.def.incomplete", "abc.def.incomplete is a download"),
+        ("model-00002-of-00002.safetensors.part", "has no model-00002-of-00002.safetensors: "),
+    ],
+)
+def test_unfinished_download_of_a_shard_is_named(path: str, said: str, mine: Path) -> None:
+    (mine / "model.safetensors").rename(mine / "model-00001-of-00002.safetensors")
+    index = dict.fromkeys(load_file(mine / "model-00001-of-00002.safetensors"), "")
+    index = {name: f"model-0000{1 + ('norm' in name)}-of-00002.safetensors" for name in index}
+    (mine / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (mine / path).parent.mkdir(parents=True, exist_ok=True)
+    (mine / path).write_text("x")
+    assert said in told(mine)
+
+
+def test_file_that_aria2_still_fills_is_refused(mine: Path) -> None:
+    (mine / "model.safetensors.aria2").write_text("x")
+    assert "model.safetensors is not whole: model.safetensors.aria2" in told(mine)
+
+
+@pytest.mark.parametrize("given", ["m.gguf", "m.gguf.part"])
+def test_unfinished_gguf_file_is_named(given: str, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf.part").write_text("x")
+    assert "m.gguf.part is a download that has not ended" in told(tmp_path / given)
+
+
 def test_an_empty_name_is_refused() -> None:
     with pytest.raises(UserError, match="--model is empty"):
         local_path("")
@@ -151,13 +193,6 @@ def test_pointer_in_the_place_of_a_gguf_file_is_refused(tmp_path: Path) -> None:
 def test_error_of_another_file_than_gguf_says_what_it_is(name: str, words: str, mine: Path) -> None:
     (mine / name).write_bytes(b"0" * 2000)
     assert words in told(mine / name)
-
-
-def test_weights_of_mlx_are_refused(mine: Path) -> None:
-    config = json.loads((mine / "config.json").read_text())
-    config["quantization"] = {"group_size": 64, "bits": 4}
-    (mine / "config.json").write_text(json.dumps(config))
-    assert "weights that MLX quantized to 4 bits" in told(mine)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.exporter.read.checkpoint import SHARD_INDEX
-from snapexport.exporter.read.folders import COPIED, READ
+from snapexport.exporter.read.folders import COPIED, READ, SHARD_INDEX
 from tests.builds import build
 from tests.oracle import cases, checkpoints
 

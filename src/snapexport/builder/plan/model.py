@@ -129,11 +129,13 @@ def read_model(
         from snapexport.exporter.model import model_facts
         from snapexport.exporter.model.models import parameters as parameters_of
         from snapexport.exporter.model.probe import load_decoder
-        from snapexport.exporter.weights import conversion
+        from snapexport.exporter.weights import conversion, shapes
         from snapexport.exporter.weights.readers import read_quantization
 
         decoder = load_decoder(checkpoint, longrope_for=longrope_for)
         stored, checkpoint = checkpoint, conversion.by_model_names(checkpoint, decoder)
+        if checkpoint.absent:
+            shapes.require_tensors(checkpoint, decoder)
         further, layers = _further(options or GraphOptions(), checkpoint, decoder)
         parameters = parameters_of(decoder)
     config, tied = decoder.config, decoder.tied

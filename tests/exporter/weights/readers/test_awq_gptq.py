@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from snapexport.errors import UserError
 from snapexport.exporter.read import open_checkpoint
 from snapexport.exporter.weights.forms.integers import IntegerWeight
-from snapexport.exporter.weights.readers import read_quantization
+from snapexport.exporter.weights.readers import contradictions, history, read_quantization
 from tests.builds import build
-from tests.exporter.quantized_integers import Weight, opened, quantize, values
+from tests.exporter.quantized_integers import Arrays, Weight, opened, quantize, values
 from tests.exporter.weights.test_weights import weights_of
 from tests.oracle import checkpoints
 
@@ -57,6 +58,83 @@ def test_gptq_has_integers_of_several_sizes(
     assert tensor.form.bits == container
     assert tensor.form.zero == (1 << (container - 1) if sym else None)
     assert np.array_equal(values(tensor), weight.dequantized)
+
+
+def shifted(weight: Weight, by: int) -> Weight:
+    """The same weight, with other zeros than it has."""
+    weight.zeros = (weight.zeros + by) % (1 << weight.bits)
+    return weight
+
+
+def read(parts: Arrays, config: dict[str, Any], folder: Path) -> tuple[NDArray[Any], str]:
+    """What is read of x.weight, and what is said."""
+    tensor = opened(parts, config, folder)
+    return values(tensor), " ".join((*contradictions({"": tensor}), *history(config)))
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("form", ["gptq", "gptq_v2", "auto_round:auto_gptq", "unsaid"])
+@pytest.mark.parametrize("group", [32, 8])
+def test_zeros_that_contradict_symmetry_are_not_read(
+    bits: int, form: str, group: int, tmp_path: Path
+) -> None:
+    expected = Weight(64, 96, group, bits, sym=True).dequantized
+    config = GPTQ | {"bits": bits, "group_size": group, "sym": True, "checkpoint_format": form}
+    if form.startswith("auto"):
+        config = ROUND | {"bits": bits, "group_size": group, "sym": True, "packing_format": form}
+    if form == "unsaid":
+        del config["sym"], config["checkpoint_format"]
+    less = 0 if form == "gptq_v2" else 1
+    for by in (0, 1 - 2 * less, 1):
+        weight = shifted(Weight(64, 96, group, bits, sym=True), by)
+        found, said = read(weight.gptq("x", less), config, tmp_path)
+        assert np.array_equal(found, expected)
+        assert ("contradict" in said) == bool(by)
+    asymmetric = Weight(64, 96, group, bits)
+    if form == "unsaid":
+        assert np.array_equal(
+            read(asymmetric.gptq("x"), config, tmp_path)[0], asymmetric.dequantized
+        )
+    else:
+        with pytest.raises(UserError, match="zero points from 0 to") as error:
+            read(asymmetric.gptq("x", less), config, tmp_path)
+        assert '"sym" to false' in error.value.hint
+
+
+def test_modules_may_have_a_symmetry_of_their_own(tmp_path: Path) -> None:
+    weight = Weight(64, 96, 32, 4)
+    dynamic = {"+:x": {"sym": False}}
+    found, said = read(weight.gptq("x"), GPTQ | {"sym": True, "dynamic": dynamic}, tmp_path)
+    assert np.array_equal(found, weight.dequantized) and not said
+
+
+def test_awq_without_zero_points_has_its_zeros_in_the_middle(tmp_path: Path) -> None:
+    weight = Weight(64, 96, 32, 4, sym=True)
+    for by in (0, 1):
+        parts = shifted(weight, by).awq("x")
+        found, said = read(parts, AWQ | {"zero_point": False}, tmp_path)
+        assert np.array_equal(found, Weight(64, 96, 32, 4, sym=True).dequantized)
+        assert ("contradict" in said) == bool(by)
+
+
+OF_AUTO_ROUND: dict[str, Any] = {
+    **{"autoround_version": "0.16.1", "data_type": "int", "enable_quanted_input": False},
+    **{"provider": "auto-round", "to_quant_block_names": "model.layers", "iters": 1000, "lr": 1e-3},
+    **{"scale_dtype": "torch.float16", "train_bs": 8, "act_bits": 16, "low_gpu_mem_usage": True},
+}
+"""AutoRound 0.16.1 and 0.4 write such keys with format auto_gptq and auto_awq."""
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_keys_that_change_no_weight_are_said(method: str, tmp_path: Path) -> None:
+    weight = Weight(64, 96, 32, 4, sym=True)
+    config = (AWQ if method == "awq" else GPTQ) | OF_AUTO_ROUND | {"calib_seed": 3, "new": None}
+    found, said = read(getattr(weight, method)("x"), config, tmp_path)
+    assert np.array_equal(found, weight.dequantized)
+    assert "autoround_version, enable_quanted_input, provider and 5 more" in said
+    for other in ({"data_type": "int_asym_dq"}, {"act_bits": 8}, {"hadamard": True}):
+        with pytest.raises(UserError, match=next(iter(other))):
+            read_quantization({"quantization_config": config | other})
 
 
 def test_gptq_columns_in_the_order_of_activations_become_an_order(tmp_path: Path) -> None:
@@ -149,7 +227,7 @@ def test_damaged_parts_are_refused(spoil: Any, message: str, tmp_path: Path) -> 
         (AWQ | {"version": "gemv"}, "version 'gemv'"),
         (AWQ | {"version": 1}, "version 1"),
         (AWQ | {"bits": 3}, "bits 3"),
-        (AWQ | {"zero_point": False}, "zero_point False"),
+        (AWQ | {"zero_point": 0}, "zero_point 0"),
         (AWQ | {"group_size": 0}, "group_size is 0"),
         (AWQ | {"surprise": 1}, "unknown key 'surprise'"),
         (AWQ | {"modules_to_not_convert": [1]}, "not a list of names"),
@@ -161,7 +239,7 @@ def test_damaged_parts_are_refused(spoil: Any, message: str, tmp_path: Path) -> 
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format True"),
         (GPTQ | {"adapter": {"name": "lora"}}, "adapter"),
         (GPTQ | {"dynamic": {"x": 1}}, "dynamic is not a table"),
-        (GPTQ | {"dynamic": {"x": {"adapter": 1}}}, "unknown key 'adapter'"),
+        (GPTQ | {"dynamic": {"x": {"adapter": 1}}}, "adapter 1"),
         (GPTQ | {"surprise": 1}, "unknown key 'surprise'"),
         (ROUND | {"surprise": 1}, "unknown key 'surprise'"),
         (ROUND | {"packing_format": "auto_round:fake"}, "packing_format 'auto_round:fake'"),

@@ -15,7 +15,7 @@ from snapexport.errors import UserError
 from snapexport.exporter.read import open_checkpoint
 from snapexport.exporter.weights.forms.integers import IntegerWeight
 from snapexport.exporter.weights.forms.parts import dequantize
-from snapexport.exporter.weights.readers import read_quantization
+from snapexport.exporter.weights.readers import contradictions, read_quantization
 from snapexport.exporter.weights.readers.fp8 import Fp8Tensor
 from tests.builds import build
 from tests.exporter.quantized_integers import (
@@ -66,6 +66,19 @@ def test_packed_integers_are_those_that_were_stored(
     assert (tensor.form.bits, tensor.form.zero) == (container, zero)
     for most in (1, 1 << 20):
         assert np.array_equal(values(tensor, most), weight.dequantized)
+
+
+@pytest.mark.parametrize("form", ["packed", "bytes"])
+def test_zero_points_of_a_symmetric_scheme_are_not_read(form: str, tmp_path: Path) -> None:
+    """compressed-tensors itself leaves them out."""
+    weight, stray = Weight(64, 96, 32, 4, sym=True), Weight(64, 96, 32, 4)
+    parts = rows_of_words(stray, "x")
+    if form == "bytes":
+        parts["x.weight_zero_point"] = (stray.zeros - 8).astype(np.int8)
+    tensor = opened(parts, config(ints(symmetric=True)), tmp_path)
+    assert np.array_equal(values(tensor), weight.dequantized)
+    (said,) = contradictions({"": tensor})
+    assert "contradict the symmetry" in said
 
 
 def test_what_says_nothing_of_the_weights_changes_nothing(tmp_path: Path) -> None:
