@@ -166,12 +166,9 @@ def require_heads(config: Any) -> None:
             f"num_attention_heads {heads}, and there is no head_dim",
             CORRECT,
         )
-    if (head_dim or config.hidden_size // heads) % 2:
-        raise UserError(
-            f"config.json: head_dim {head_dim or config.hidden_size // heads} is odd: RoPE turns "
-            "pairs",
-            CORRECT,
-        )
+    width = head_dim or config.hidden_size // heads
+    if width % 2 and field_of(config, "rope_parameters"):
+        raise UserError(f"config.json: head_dim {width} is odd: RoPE turns pairs", CORRECT)
 
 
 def require_activation(config: Any) -> None:

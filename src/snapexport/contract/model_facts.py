@@ -14,6 +14,7 @@ from pydantic import (
 
 from snapexport.contract.engines import Strict, Word
 from snapexport.contract.slots import LayerGeometry, value_at
+from snapexport.contract.targets import FUSED_WIDTH
 
 
 class StateSizes(Strict):
@@ -93,6 +94,11 @@ class LayerHeads(NamedTuple):
     def widths(self) -> tuple[int, int]:
         """The widths of a cached key and of a cached value."""
         return self.key_dim, self.value_dim
+
+    @property
+    def fuses(self) -> bool:
+        """Whether fused kernels take heads of these widths."""
+        return self.key_dim == self.value_dim and not self.key_dim % FUSED_WIDTH
 
     @property
     def widest(self) -> int:
@@ -212,6 +218,7 @@ class ModelFacts(Strict):
         differ = {
             "uneven_heads": len(kinds) > 1,
             "unequal_widths": not latent and any(len({*layer.widths}) > 1 for layer in layers),
+            "unfused_widths": not latent and not all(layer.fuses for layer in layers),
             "shared_caches": any(one.cache_of not in (-1, n) for n, one in enumerate(layers)),
             "states": bool(self.stateful),
         }
