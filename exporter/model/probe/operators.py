@@ -118,8 +118,15 @@ def rope_of(modeling: ModuleType, decoder: Any, layer: Layer, name: str = APPLY)
     # A model may hand over whole heads, or the part of each that is rotated.
     for width in dict.fromkeys((layer.key_dim, cos.shape[-1])):
         if form := _form(apply, of_one, cos, sin, _states(layer, width)):
-            return form
+            return replace(form, of_text=_has_axes(form, module, decoder.config, (cos, sin)))
     return None
+
+
+def _has_axes(form: Rope, module: Any, config: Any, tables: tuple[Tensor, Tensor]) -> bool:
+    """Whether a RoPE puts angles of several axes together, to those of one for a text."""
+    plain = cos_sin(type(module)(config), *_inputs())
+    alike = all(map(_is_close, (angles_of(form, one) for one in tables), plain))
+    return hasattr(module, "mrope_section") and alike
 
 
 def _states(layer: Layer, width: int) -> tuple[Tensor, Tensor]:
