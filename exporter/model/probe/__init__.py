@@ -39,7 +39,12 @@ from snapexport.exporter.model.probe.layers import (
     require_said_types,
 )
 from snapexport.exporter.model.probe.miniature import require_local
-from snapexport.exporter.model.probe.operators import norms_of, require_said_ropes, rope_of
+from snapexport.exporter.model.probe.operators import (
+    norms_of,
+    require_constant_ropes,
+    require_said_ropes,
+    rope_of,
+)
 from snapexport.exporter.model.probe.states import require_stated
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.read.checkpoint import Checkpoint
@@ -149,6 +154,7 @@ def _look(config: "PretrainedConfig", family: Family, whole: "PretrainedConfig |
         layers = layers_of(model, recorded, names.layers, limit, expert_form)
         require_said_types(config, layers)
         require_said_ropes(config, inside)
+        require_constant_ropes(config, inside)
         require_local(inside, names.layers.removeprefix(f"{names.decoder}."))
         widest = max(layers, key=lambda layer: layer.key_dim)
         modeling = modeling_of(model, names.decoder)
