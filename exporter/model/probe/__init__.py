@@ -144,6 +144,7 @@ def _look(config: "PretrainedConfig", family: Family, whole: "PretrainedConfig |
     names = names_of(model)
     inside = model.get_submodule(names.decoder)
     with quiet():
+        require_constant_ropes(config, inside)
         require_stated(modeling_of(model, names.decoder))
         norms = norms_of(model)
         expert_form = form_of_experts(model, config)
@@ -154,7 +155,6 @@ def _look(config: "PretrainedConfig", family: Family, whole: "PretrainedConfig |
         layers = layers_of(model, recorded, names.layers, limit, expert_form)
         require_said_types(config, layers)
         require_said_ropes(config, inside)
-        require_constant_ropes(config, inside)
         require_local(inside, names.layers.removeprefix(f"{names.decoder}."))
         widest = max(layers, key=lambda layer: layer.key_dim)
         modeling = modeling_of(model, names.decoder)

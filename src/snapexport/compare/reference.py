@@ -28,7 +28,6 @@ _NOISE = 3e-5
 """Several times the effect of fp32 rounding on hidden states, relative to them."""
 
 
-
 def _eager(module: Any, *states: Any, **named: Any) -> Any:
     return getattr(sys.modules[type(module).__module__], _EAGER)(module, *states, **named)
 

@@ -218,13 +218,14 @@ class ModelFacts(Strict):
         differ = {
             "uneven_heads": len(kinds) > 1,
             "unequal_widths": not latent and any(len({*layer.widths}) > 1 for layer in layers),
-            "unfused_widths": not latent and not all(layer.fuses for layer in layers),
             "shared_caches": any(one.cache_of not in (-1, n) for n, one in enumerate(layers)),
             "states": bool(self.stateful),
         }
         chunked = any(layer.chunk for layer in layers)
         irregular = chunked or any(differ.values())
-        return differ | {"latent": latent, "chunked": chunked, "irregular": irregular}
+        unfused = not latent and not all(layer.fuses for layer in layers)
+        others = {"latent": latent, "chunked": chunked, "unfused_widths": unfused}
+        return differ | others | {"irregular": irregular}
 
     @property
     def latent(self) -> LatentSizes | None:
