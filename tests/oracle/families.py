@@ -104,7 +104,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **_EXPERTS,
         **_MIXED,
     },
-    **{name: {} for name in ("apertus", "apertus1p5_text", "bitnet", "olmo2")},
+    **{name: dict[str, Any]() for name in ("apertus", "apertus1p5_text", "bitnet", "olmo2")},
     "aria_text": {"moe_num_experts": 8, "moe_topk": 2, "moe_num_shared_experts": 1},
     "axk1": {
         "n_group": 4,
