@@ -11,8 +11,10 @@ from snapexport.exporter.model.decoder import Decoder
 from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.read.config_fields import (
     CORRECT,
+    DYNAMIC,
     LONGROPE,
     POSITIONS,
+    ROPES_THAT_WORK,
     STATIC_ROPE,
     require_activation,
     require_experts,
@@ -107,12 +109,8 @@ def _require_static_rope(config: "PretrainedConfig") -> None:
                 f"{rope.get('original_max_position_embeddings')} positions",
                 "choose one of the two sets for all sequences, by --L-max: --longrope",
             )
-        if rope_type not in (*STATIC_ROPE, LONGROPE):
-            raise UserError(
-                f"RoPE of type '{rope_type}' changes its frequencies with the sequence's length: "
-                "keys in the cache would become invalid",
-                f"these types work: {', '.join(STATIC_ROPE)}",
-            )
+        if rope_type not in (*STATIC_ROPE, LONGROPE, DYNAMIC):
+            raise UserError(f"RoPE of type '{rope_type}' is not known", ROPES_THAT_WORK)
         require_rope(rope)
 
 

@@ -70,6 +70,7 @@ second half; at 2i and 2i + 1; or at i, with one for each pair."""
 class Rope:
     """How `apply_rotary_pos_emb` rotates. interleaved: pairs are channels 2i and 2i + 1.
 
+    of_text: the model has an angle for each axis of an image, and a text's are all alike.
     takes: queries and keys with cosines and sines, one of them, or both with complex numbers, as
     [B,C,H,D] or as [B,H,C,D] (complex by head).
     """
@@ -77,6 +78,7 @@ class Rope:
     frequencies: Frequencies
     interleaved: bool
     takes: Literal["both", "one", "complex", "complex by head"] = "both"
+    of_text: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

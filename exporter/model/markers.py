@@ -202,8 +202,10 @@ def mark_rope(modeling: Any, inside: Any, decoder: Decoder) -> Iterator[None]:
     originals = {name: getattr(modeling, name) for name in marked}
     for name, function in marked.items():
         setattr(modeling, name, function)
+    rotary = getattr(inside, "rotary_emb", None)
+    if form and form.of_text:
+        rotary.forward = functools.partial(_angles_of_text, form, rotary)
     if APPLY_COMPLEX in marked:
-        rotary = inside.rotary_emb
         rotary.forward = lambda states, positions: torch.stack(cos_sin(rotary, states, positions))
     try:
         yield
@@ -223,6 +225,20 @@ def cos_sin(rotary: Any, states: Tensor, position_ids: Tensor) -> tuple[Tensor, 
     turned = (angles.cos(), angles.sin())
     cos, sin = ((table * rotary.attention_scaling).to(states.dtype) for table in turned)
     return cos, sin
+
+
+def _angles_of_text(
+    form: Rope, rotary: Any, states: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines as the model has them, of positions [B,C], or of axes that are all alike.
+
+    A section without width has no form in some runtimes.
+    """
+    cos, sin = cos_sin(rotary, states, positions[0] if positions.ndim > 2 else positions)
+    if form.frequencies == "halves":
+        return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+    times = 2 if form.frequencies == "steps" else 1
+    return cos.repeat_interleave(times, -1), sin.repeat_interleave(times, -1)
 
 
 def angles_of(form: Rope, table: Tensor) -> Tensor:

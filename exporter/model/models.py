@@ -6,6 +6,7 @@ states. So a factor, a soft cap or a bias of logits is right by construction. Ru
 
 import copy
 import inspect
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from snapexport.errors import UserError
-from snapexport.exporter.model.decoder import Decoder
+from snapexport.errors import UserError, first_line
+from snapexport.exporter.model.decoder import Decoder, Names
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.read.config_fields import CORRECT
 
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 
 _LISTS = ("layers", "layer", "h", "blocks")
 """transformers' names of a decoder's list of layers."""
-_OF_TEXT = ("language_model", "lm_head")
-"""Parts of a vision-language model that text passes through."""
+_USE_A_DECODER = "use a causal language model"
 _WARNS_OF_PADS = "warn_if_padding_and_no_attention_mask"
 
 
@@ -97,20 +97,30 @@ def with_text_alone(text: "PretrainedConfig", make: Callable[[], Any]) -> Any:
 
 def leave_text(model: Any) -> None:
     """Drop what text never passes through, whose weights are not built."""
-    holder = _holder_of_text(model)
-    for name in [name for name, _ in holder.named_children() if name not in _OF_TEXT]:
-        delattr(holder, name)
+    decoder = path_of_decoder(model)
+    kept = decoder, path_of(model, model.get_output_embeddings())
+    for path in ("", *_above(decoder)):
+        holder, stem = model.get_submodule(path), path and f"{path}."
+        for name, _ in list(holder.named_children()):
+            if not any(f"{one}.".startswith(f"{stem}{name}.") for one in kept):
+                delattr(holder, name)
 
 
-def causal_language_model(model: Any) -> Any:
+def causal_language_model(model: Any, names: Names) -> Any:
     """The part that makes logits: the model, or a vision-language model's part with a head."""
-    return model if hasattr(model, "model") else getattr(model, "language_model", model)
+    return model.get_submodule(_with_head(names))
 
 
-def _holder_of_text(model: Any) -> Any:
-    """The module of a vision-language model that has its language model, or the model itself."""
-    inner = getattr(model, "model", None)
-    return model if inner is None else inner
+def _with_head(names: Names) -> str:
+    """The path of the innermost module that has both the decoder and the head."""
+    both = zip(names.decoder.split("."), names.head.split("."), strict=False)
+    return ".".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
+
+
+def _above(path: str) -> list[str]:
+    """The paths of the modules around a module, from outside."""
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:
@@ -126,7 +136,9 @@ def model_on_meta(decoder: Decoder, dtype: torch.dtype | None = None) -> Any:
 
 
 @contextmanager
-def in_users_words() -> Iterator[None]:
+def in_users_words(
+    wrong: str = "transformers cannot make the model of config.json", hint: str = CORRECT
+) -> Iterator[None]:
     """Whatever a constructor raises with values that it never expected is the config's fault."""
     try:
         with quiet():
@@ -135,9 +147,7 @@ def in_users_words() -> Iterator[None]:
         raise
     except Exception as error:
         raise UserError(
-            f"transformers cannot make the model of config.json: {type(error).__name__}: "
-            f"{error!s:.200}",
-            CORRECT,
+            f"{wrong}: {type(error).__name__}: {first_line(error)!s:.200}", hint
         ) from None
 
 
@@ -151,27 +161,35 @@ def hidden_states_of(decoder: Any, input_ids: Any, position_ids: Any) -> Any:
 
 
 def path_of_decoder(model: Any) -> str:
-    """The path of the module that makes hidden states of tokens."""
-    language: Any = getattr(_holder_of_text(model), "language_model", None)
-    if hasattr(language, "lm_head"):  # of Llama 4, with a head of its own
-        language = language.model
-    found = model.get_decoder() if language is None else language
-    paths = {module: str(path) for path, module in model.named_modules() if path}
-    usual = str(model.base_model_prefix)
-    # ModernBERT calls its head `decoder`.
-    if found in paths and any(isinstance(part, nn.ModuleList) for part in found.modules()):
-        return paths[found]
-    return usual if hasattr(model, usual) else "model"
+    """The path of the module that makes hidden states of tokens: it has layers and the embedding.
+
+    Raises UserError for a model without one.
+    """
+    for path in reversed(_above(path_of(model, model.get_input_embeddings()))):
+        if _lists_of_layers(model.get_submodule(path)):
+            return path
+    raise UserError("the model has no layers beside an embedding of tokens", _USE_A_DECODER)
+
+
+def path_of(model: Any, part: Any) -> str:
+    """The path of a part of the model, such as its head. Raises UserError if it has no such."""
+    found = next((path for path, module in model.named_modules() if module is part and path), None)
+    if found is None:
+        raise UserError("the model has no embedding of tokens, or no head", _USE_A_DECODER)
+    return str(found)
+
+
+def _lists_of_layers(module: Any) -> list[str]:
+    return [
+        name
+        for name, part in module.named_modules()
+        if isinstance(part, nn.ModuleList) and len(part) and name.split(".")[-1] in _LISTS
+    ]
 
 
 def path_of_layers(model: Any, decoder: str) -> str:
     """The path of the decoder's list of layers. Raises UserError for none, or several."""
-    inside = model.get_submodule(decoder)
-    lists = [
-        name
-        for name, module in inside.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) and name.split(".")[-1] in _LISTS
-    ]
+    lists = _lists_of_layers(model.get_submodule(decoder))
     least = min((name.count(".") for name in lists), default=0)
     outer = [name for name in lists if name.count(".") == least]
     if len(outer) != 1:
@@ -243,21 +261,25 @@ def logits_of(model: Any, decoder: Decoder, hidden_states: Tensor) -> Tensor:
 
     Those of tokens that are never sampled are the least that float32 holds.
     """
-    with_head = causal_language_model(model)
-    inside = with_head.get_submodule("model" if decoder.whole else decoder.names.decoder)
-    usual, calls = inside.forward, 0
+    path, with_head = decoder.names.decoder, causal_language_model(model, decoder.names)
+    # Whichever the head's module calls: that of a vision-language model has the decoder inside.
+    around = [model.get_submodule(one) for one in (*_above(path), path)]
+    inside = [one for one in around if one is not with_head and one in set(with_head.modules())]
+    usual, calls = [one.forward for one in inside], 0
 
     def states(*_: Any, **__: Any) -> _States:
         nonlocal calls
         calls += 1
         return _States(last_hidden_state=hidden_states)
 
-    inside.forward = states
+    for one in inside:
+        one.forward = states
     try:
         token = torch.zeros(1, 1, dtype=torch.int64)  # no forward after the decoder reads it
         logits: Tensor = with_head(input_ids=token, use_cache=False).logits
     finally:
-        inside.forward = usual
+        for one, forward in zip(inside, usual, strict=True):
+            one.forward = forward
     if calls != 1:
         raise UserError(
             "the model's head computes logits of something else than its decoder's states",

@@ -15,6 +15,9 @@ POSITIONS = (1 << 31) - 1
 CORRECT = "correct config.json: compare it with the original checkpoint's"
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
 """RoPE variants whose frequencies don't depend on how long the sequence has become."""
+DYNAMIC = "dynamic"
+"""One whose frequencies do, in most models: the model is asked (`probe/operators.py`)."""
+ROPES_THAT_WORK = f"these types work: {', '.join(STATIC_ROPE)}"
 LONGROPE = "longrope"
 """Two sets of frequencies, for sequences up to the length of training and for longer ones."""
 
@@ -129,7 +132,7 @@ def require_rope(rope: Mapping[str, Any]) -> None:
     """Raise UserError for a RoPE whose frequencies could not be calculated."""
     require_ranges(rope, ROPE_FIELDS)
     kind = rope.get("rope_type", "default")
-    for name in ROPE_NEEDS[kind]:
+    for name in ROPE_NEEDS.get(kind, ()):
         if rope.get(name) is None:
             raise UserError(f"config.json: a RoPE of type '{kind}' has no {name}", CORRECT)
     low, high = rope.get("low_freq_factor"), rope.get("high_freq_factor")
@@ -166,12 +169,9 @@ def require_heads(config: Any) -> None:
             f"num_attention_heads {heads}, and there is no head_dim",
             CORRECT,
         )
-    if (head_dim or config.hidden_size // heads) % 2:
-        raise UserError(
-            f"config.json: head_dim {head_dim or config.hidden_size // heads} is odd: RoPE turns "
-            "pairs",
-            CORRECT,
-        )
+    width = head_dim or config.hidden_size // heads
+    if width % 2 and field_of(config, "rope_parameters"):
+        raise UserError(f"config.json: head_dim {width} is odd: RoPE turns pairs", CORRECT)
 
 
 def require_activation(config: Any) -> None:

@@ -36,9 +36,9 @@ class FewerReshapes:
 
 
 def _moves_nothing(transpose: gs.Node) -> bool:
-    """Whether the axes of size > 1 stay in order."""
+    """Whether the axes of size > 1 stay in order. A Reshape takes a size of 0 for another one."""
     states = transpose.inputs[0]
-    if isinstance(states, gs.Constant) or not _is_static(states.shape):
+    if isinstance(states, gs.Constant) or not _is_static(states.shape) or 0 in states.shape:
         return False
     axes = [axis for axis in transpose.attrs["perm"] if states.shape[axis] > 1]
     return axes == sorted(axes)

@@ -1,8 +1,9 @@
 """Replaces cache markers by ONNX Runtime's GroupQueryAttention.
 
 The operator writes in place, never forms the [C,T] scores, and costs time in proportion to the
-valid length, not to the cache. It refuses several rows after a past in a batch of several, and
-values of another width than keys; standard_attention.py handles them.
+valid length, not to the cache. It refuses several rows after a past in a batch of several, values
+of another width than keys, and widths that are no multiple of 8; standard_attention.py handles
+them.
 
 It can only append a row after the valid ones, and a ring's new row is often not the last. So for a
 ring TensorScatter writes the new row to its cache slot; GatherND reads the last valid row; and the
@@ -19,6 +20,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
+from snapexport.contract.targets import FUSED_WIDTH
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import cut, fresh, int64s, node, written
 from snapexport.graphs.passes.cache import cache_like
@@ -79,7 +81,8 @@ class GroupQueryAttention:
 
 def _is_taken(marker: gs.Node) -> bool:
     (batch, _, rows, width), value = marker.inputs[0].shape, marker.inputs[2]
-    return bool((batch == 1 or rows == 1) and value.shape[3] == width)
+    fits = value.shape[3] == width and width % FUSED_WIDTH == 0
+    return bool((batch == 1 or rows == 1) and fits)
 
 
 def pack_heads(graph: gs.Graph, states: gs.Tensor) -> gs.Tensor:

@@ -4,18 +4,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from re import escape
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from snapexport.builder import run
+from snapexport.builder import run, selfcheck
 from snapexport.builder.options import BuildOptions
 from snapexport.builder.progress import Silent
 from snapexport.compare import layers
-from snapexport.compare.difference import MOST
+from snapexport.compare.difference import HINT, MOST
 from snapexport.compare.layers import compared_places
 from snapexport.contract.build_directory import Build
-from snapexport.errors import UserError
+from snapexport.errors import UserError, first_line
 from snapexport.exporter import trace
 from snapexport.exporter.model import Decoder, models, probe
 from snapexport.exporter.model.probe import look
@@ -23,6 +25,7 @@ from snapexport.exporter.read.families import family_of
 from snapexport.exporter.weights import conversion
 from snapexport.graphs.passes.base import graph_input
 from snapexport.methods.states import surgery
+from snapexport.runtime.engine.backend import GraphError
 from tests.builds import build
 from tests.exporter.weights.forms.test_signed_integers import quantized_by
 from tests.oracle import checkpoints, wholes
@@ -45,6 +48,27 @@ def test_a_model_that_passes_the_mask_by_its_name_is_compared(tmp_path: Path) ->
     checkpoints.make("afmoe", tmp_path / "m")
     made = build(tmp_path / "m", tmp_path / "b", **OPTIONS)
     assert made.manifest.verified is not None
+
+
+@pytest.mark.slow
+def test_a_model_with_code_for_eager_attention_alone_is_compared(tmp_path: Path) -> None:
+    checkpoints.make("gpt2.scaled", tmp_path / "m")
+    assert build(tmp_path / "m", tmp_path / "b", **OPTIONS).manifest.verified is not None
+
+
+@pytest.mark.parametrize("error", [ValueError("not enough"), GraphError("failed", "again")])
+def test_what_the_comparison_could_not_follow_is_refused(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(selfcheck, "verify", verify)
+    with pytest.raises(
+        UserError, match=f"can't be compared with transformers: .*{escape(first_line(error))}"
+    ) as found:
+        selfcheck.verify_if_due(Mock(), Silent())
+    assert type(found.value) is UserError and found.value.hint == HINT
 
 
 @pytest.mark.slow

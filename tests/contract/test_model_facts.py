@@ -42,7 +42,7 @@ def test_facts_of_even_layers_have_no_further_keys() -> None:
 
 def test_the_table_of_exclusions_knows_how_layers_differ() -> None:
     assert not any(model_facts(2).features.values())
-    true = ("uneven_heads", "unequal_widths", "shared_caches", "irregular")
+    true = ("uneven_heads", "unequal_widths", "shared_caches", "unfused_widths", "irregular")
     assert [name for name, holds in UNEVEN.features.items() if holds] == [*true]
 
 

@@ -155,6 +155,15 @@ def test_reshapes_and_transposes_that_move_nothing_become_one_reshape(
     np.testing.assert_array_equal(run(model, {"x": x})["y"], expected)
 
 
+def test_transpose_of_nothing_stays() -> None:
+    """A Reshape would take its size of 0 for another axis's."""
+    graph = gs.Graph(inputs=[gs.Variable("x", np.float32, [1, 5, 0])], opset=24)
+    y = gs.Variable("y", np.float32, [0, 5, 1])
+    graph.outputs = node(graph, "Transpose", graph.inputs, [y], perm=[2, 1, 0])
+    model = rewritten(graph, FewerReshapes())
+    assert run(model, {"x": np.zeros((1, 5, 0), np.float32)})["y"].shape == (0, 5, 1)
+
+
 def test_reshape_that_copies_a_size_is_not_merged() -> None:
     graph = heads_and_back(1)
     last = next(n for n in reversed(graph.nodes) if n.op == "Reshape")

@@ -121,7 +121,7 @@ def test_other_forms_of_caches(
     try:
         geometry = geometry_of(model, **flags, **options)
     except UserError as refused:
-        assert "for keys and values of different widths" in refused.message
+        assert "for keys and values that differ in width" in refused.message
         return
     compare(model, geometry, tmp_path / "b", noise=noise, **options)
 

@@ -36,6 +36,7 @@ _CUT: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "voc
 _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-bf16": ("llama", {"dtype": torch.bfloat16, "seed": 5}),
     "qwen3-sharded": ("qwen3", {"max_shard_size": "100KB", "seed": 6}),
+    **{f"llama-{width}": ("llama", {"head_dim": width, "seed": width}) for width in (12, 20, 36)},
     "llama-blind": ("llama", {"blind": True}),
     "llama-mqa": ("llama", {"num_key_value_heads": 1, "seed": 7}),
     "deepseek-v3-mtp": ("deepseek-v3", {"mtp": True, "seed": 9}),

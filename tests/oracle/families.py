@@ -90,7 +90,12 @@ _GEMMA4: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 _GPT: dict[str, Any] = {"n_positions": MAX_POSITIONS, "n_embd": 64, "n_layer": 3, "n_head": 4}
+_SCALED = dict.fromkeys(("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"), True)
+_NTK = {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0}
+_ALPHA: dict[str, Any] = {"head_dim": 16, "rope_parameters": _ROPE | _NTK}
+_PLAIN = ("arcee", "exaone", "helium", "hunyuan_v1_dense", "iquestcoder", "jais2")
 FAMILIES: dict[str, dict[str, Any]] = {
+    **{name: {"head_dim": 16} for name in _PLAIN},
     "afmoe": {
         "head_dim": 16,
         "mup_enabled": True,
@@ -99,9 +104,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **_EXPERTS,
         **_MIXED,
     },
-    "apertus": {},
-    "apertus1p5_text": {},
-    "arcee": {"head_dim": 16},
+    **{name: dict[str, Any]() for name in ("apertus", "apertus1p5_text", "bitnet", "olmo2")},
     "aria_text": {"moe_num_experts": 8, "moe_topk": 2, "moe_num_shared_experts": 1},
     "axk1": {
         "n_group": 4,
@@ -120,7 +123,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bert": {"is_decoder": True},
     "bert-generation": {"is_decoder": True},
     "biogpt": {"num_key_value_heads": None, "tie_word_embeddings": True},
-    "bitnet": {},
     "codegen": {"rotary_dim": 8, **_GPT},
     "cohere": {"use_qk_norm": True, "logit_scale": 0.25, "tie_word_embeddings": True},
     "cohere2": {"logit_scale": 0.25, "tie_word_embeddings": True, **_MIXED},
@@ -157,7 +159,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_layer_start_index": 1,
         "moe_num_shared_experts": 1,
     },
-    "exaone": {"head_dim": 16},
     "exaone4": _MIXED,
     "exaone_moe": {"num_shared_experts": 1, **_MIXED_EXPERTS},
     "flex_olmo": {"num_experts": 8, "num_experts_per_tok": 2},
@@ -214,7 +215,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": {"n_group": 1, "topk_group": 1, **_LATENT, **_ROUTED},
     "gpt-sw3": _GPT,
     "gpt2": _GPT,
-    "gpt2.scaled": {"scale_attn_by_inverse_layer_idx": True, **_GPT},
+    "gpt2.scaled": _SCALED | _GPT,
     "gpt_bigcode": _GPT,
     "gpt_neox": _partly(0.25),
     "gptj": {"rotary_dim": 8, **_GPT},
@@ -241,9 +242,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **_LOCAL,
     },
     "granitemoeshared": _MULTIPLIED | _LOCAL | {"shared_intermediate_size": 48},
-    "helium": {"head_dim": 16},
-    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_dense.alpha": _ALPHA,
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 8, "moe_topk": 2},
+    "hunyuan_v1_moe.alpha": _ALPHA | {"num_experts": 8, "moe_topk": 2},
     "hy_v3": {
         "head_dim": 16,
         "num_shared_experts": 1,
@@ -252,8 +253,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "hyperclovax": {"head_dim": 16, **_MULTIPLIED},
     "internlm3": {"head_dim": 16, "qkv_bias": True, "bias": True},
-    "iquestcoder": {"head_dim": 16},
-    "jais2": {"head_dim": 16},
     "kolibri1": {
         "head_dim": 16,
         "shared_expert_intermediate_size": 48,
@@ -333,7 +332,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nanochat": {"final_logit_softcapping": 15.0},
     "nemotron": {"head_dim": 16, **_partly(0.5)},
     "olmo": {"clip_qkv": 0.8},
-    "olmo2": {},
     "olmo3": {**_TWO_ROPES, **_MIXED},
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 2},
     "opt": {

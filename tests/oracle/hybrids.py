@@ -123,5 +123,15 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "olmo_hybrid": _DELTA | {"linear_num_key_heads": 4, "rope_parameters": _ROPE},
     "qwen3_5_moe_text": _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32},
     "qwen3_5_text": _DELTA,
+    "qwen3_5_text.narrow": _DELTA
+    | {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [1, 1, 0],
+        },
+    },
     "qwen3_next": _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32},
 }

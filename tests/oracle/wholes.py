@@ -34,6 +34,10 @@ def _qwen(vision: dict[str, Any], **rope: Any) -> dict[str, Any]:
     return {"text_config": text, "vision_config": vision, **_QWEN_TOKENS}
 
 
+_LLAMA: dict[str, Any] = {
+    "text_config": _TEXT | {"model_type": "llama", "rope_parameters": _ROPE},
+    "image_token_id": 250,
+}
 WHOLES: dict[str, dict[str, Any]] = {
     "gemma3": {
         "text_config": _TEXT
@@ -60,8 +64,9 @@ WHOLES: dict[str, dict[str, Any]] = {
         | {"projector_input_dim": 32, "projector_output_dim": 32},
         "image_token_index": 250,
     },
-    "llava": {
-        "text_config": _TEXT | {"model_type": "llama", "rope_parameters": _ROPE},
+    **dict.fromkeys(("idefics3", "smolvlm"), _LLAMA | {"vision_config": _VISION}),
+    "llava": _LLAMA
+    | {
         "vision_config": _VISION | {"model_type": "clip_vision_model"},
         "image_token_index": 250,
     },

@@ -25,6 +25,12 @@ EXPERTS = ("qwen3-moe", "qwen3-moe-sparse")
 LATENT = ("deepseek-v2", "deepseek-v2-groups", "deepseek-v3")
 
 Lengths = tuple[int, ...]
+
+
+def _slow(value: object) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 LENGTHS = (1, 3, 12, 20, 21, 33, 64, 97, 160)
 """Below the sinks, below the ring's end, at it, one more, around the chunks of 32, at L_max."""
 FEWER = (1, 12, 21, 33, 97, 160)
@@ -34,6 +40,17 @@ WINDOWS = (1, 8, 23, 24, 25, 33, 48, 49, 72, 95, 96)
 64 tokens are decoded after each: the longest sequence has over six windows."""
 GPT_OSS = (1, 8, 23, 24, 25, 32, 33, 65, 95, 96)
 """Below, at and above the window, the chunks and the cache."""
+
+
+TARGETS = ("onnxruntime", "portable", "openvino")
+
+
+@pytest.mark.parametrize("target", [TARGETS[0], *(_slow(one) for one in TARGETS[1:])])
+@pytest.mark.parametrize("width", [20, _slow(12), _slow(36)])
+def test_heads_whose_width_is_no_multiple_of_8(width: int, target: str) -> None:
+    case = Case(f"llama-{width}", target=target, L_max=160, baseline=True)
+    assert_agrees(case, (12, 33, 97))
+    assert_agrees_with_plain(cases.built(case, "baseline-"), case.checkpoint, (1, 65), str(case))
 
 
 def with_baseline(name: str, **options: Any) -> Case:

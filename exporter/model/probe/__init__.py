@@ -24,6 +24,7 @@ from snapexport.exporter.model.models import (
     in_users_words,
     make_model,
     modeling_of,
+    path_of,
     path_of_decoder,
     path_of_layers,
 )
@@ -38,7 +39,12 @@ from snapexport.exporter.model.probe.layers import (
     require_said_types,
 )
 from snapexport.exporter.model.probe.miniature import require_local
-from snapexport.exporter.model.probe.operators import norms_of, require_said_ropes, rope_of
+from snapexport.exporter.model.probe.operators import (
+    norms_of,
+    require_constant_ropes,
+    require_said_ropes,
+    rope_of,
+)
 from snapexport.exporter.model.probe.states import require_stated
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.read.checkpoint import Checkpoint
@@ -110,6 +116,8 @@ def _known_family(family: Family, config: "PretrainedConfig", *, is_whole: bool)
     raise unsupported(family.name, family.model_type, "transformers has no such decoder")
 
 
+_UNSEEN = "the model has another form than decoders have"
+_OTHERS = "only decoders whose layers follow one another can be built"
 _OF_MEDIA = re.compile(r"(image|video|vision|audio|bo[iva]|eo[iva])\w*_(id|index)")
 """Fields of a vision-language config that name such tokens."""
 _looked_at: dict[str, Decoder] = {}
@@ -124,7 +132,8 @@ def look(
         [family.name, config.to_dict(), whole and whole.to_dict()], sort_keys=True, default=str
     )
     if described not in _looked_at:
-        _looked_at[described] = _look(config, family, whole)
+        with in_users_words(_UNSEEN, _OTHERS):
+            _looked_at[described] = _look(config, family, whole)
     return _looked_at[described]
 
 
@@ -135,6 +144,7 @@ def _look(config: "PretrainedConfig", family: Family, whole: "PretrainedConfig |
     names = names_of(model)
     inside = model.get_submodule(names.decoder)
     with quiet():
+        require_constant_ropes(config, inside)
         require_stated(modeling_of(model, names.decoder))
         norms = norms_of(model)
         expert_form = form_of_experts(model, config)
@@ -188,17 +198,11 @@ def _make(config: "PretrainedConfig", whole: "PretrainedConfig | None") -> Any:
 def names_of(model: Any) -> Names:
     """Where a model has its parts. Raises UserError."""
     decoder = path_of_decoder(model)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    paths = {module: path for path, module in model.named_modules() if path}
-    if embedding not in paths or head not in paths:
-        raise UserError(
-            "the model has no embedding of tokens, or no head", "use a causal language model"
-        )
     tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
     return Names(
         decoder=decoder,
         layers=path_of_layers(model, decoder),
-        embedding=paths[embedding],
-        head=paths[head],
+        embedding=path_of(model, model.get_input_embeddings()),
+        head=path_of(model, model.get_output_embeddings()),
         tied=tied,
     )

@@ -25,6 +25,7 @@ from snapexport.exporter.model.markers import (
     as_taken,
     cos_sin,
 )
+from snapexport.exporter.read.config_fields import DYNAMIC, ROPES_THAT_WORK
 
 _NORM_ABSOLUTE = {torch.float32: 1e-5, torch.bfloat16: 0.0}
 """Largest difference by dtype: what is rounded must be rounded at the same places."""
@@ -91,7 +92,7 @@ def _agrees(form: RMSNorm, module: Any, states: Tensor, weight: Tensor, expected
     return float((found.float() - expected.float()).abs().max()) <= _NORM_ABSOLUTE[states.dtype]
 
 
-_TOKENS, _FIRST = 7, 3
+_TOKENS, _FIRST, _BEYOND = 7, 3, 8
 _ABSOLUTE = 1e-5
 
 
@@ -118,8 +119,16 @@ def rope_of(modeling: ModuleType, decoder: Any, layer: Layer, name: str = APPLY)
     # A model may hand over whole heads, or the part of each that is rotated.
     for width in dict.fromkeys((layer.key_dim, cos.shape[-1])):
         if form := _form(apply, of_one, cos, sin, _states(layer, width)):
-            return form
+            return replace(form, of_text=_has_axes(form, module, decoder.config, (cos, sin)))
     return None
+
+
+def _has_axes(form: Rope, module: Any, config: Any, tables: tuple[Tensor, Tensor]) -> bool:
+    """Whether a RoPE puts angles of several axes together, to those of one for a text."""
+    if not hasattr(module, "mrope_section"):
+        return False
+    plain = cos_sin(type(module)(config), *_inputs())
+    return all(map(_is_close, (angles_of(form, one) for one in tables), plain))
 
 
 def _states(layer: Layer, width: int) -> tuple[Tensor, Tensor]:
@@ -178,7 +187,7 @@ def require_said_ropes(config: Any, decoder: Any) -> None:
     module = getattr(decoder, "rotary_emb", None)
     if module is None or not any(isinstance(rope, dict) for rope in ropes):
         return
-    if "layer_type" not in inspect.signature(type(module).forward).parameters:
+    if not _is_by_type(module):
         raise UserError(
             "config.json gives a RoPE for each type of layer; a model_type "
             f"'{config.model_type}' has only one",
@@ -186,10 +195,40 @@ def require_said_ropes(config: Any, decoder: Any) -> None:
         )
 
 
+def require_constant_ropes(config: Any, decoder: Any) -> None:
+    """Raise UserError for a RoPE whose frequencies change with the sequence's length."""
+    ropes = {type(one): one for one in decoder.modules() if hasattr(one, "rope_type")}
+    for module in ropes.values():
+        kinds = set(config.layer_types) if _is_by_type(module) else {None}
+        if not all(_is_constant(module, config, kind) for kind in kinds):
+            raise UserError(
+                f"RoPE of type '{module.rope_type}' changes its frequencies with the sequence's "
+                "length: keys in the cache would become invalid",
+                ROPES_THAT_WORK,
+            )
+
+
+def _is_constant(module: Any, config: Any, kind: str | None) -> bool:
+    """Whether positions have the same angles beside one far beyond the model's longest sequence."""
+    states, few = _inputs()
+    far = torch.cat((few, torch.tensor([[_BEYOND * config.max_position_embeddings]])), -1)
+    named = {"layer_type": kind} if kind else {}
+    try:
+        made = type(module)(config)
+        short, long = (made(states, positions, **named) for positions in (few, far))
+    except Exception:  # it takes other arguments
+        return DYNAMIC not in str(module.rope_type)
+    pairs = zip(*(one if isinstance(one, tuple) else (one,) for one in (short, long)), strict=True)
+    return all(torch.equal(one, other[..., :_TOKENS, :]) for one, other in pairs)
+
+
+def _is_by_type(module: Any) -> bool:
+    return "layer_type" in inspect.signature(type(module).forward).parameters
+
+
 def _angles(module: Any, config: Any) -> Any:
     """The angles of a few positions, by the model's own module."""
-    by_type = "layer_type" in inspect.signature(type(module).forward).parameters
-    named = {"layer_type": config.layer_types[0]} if by_type else {}
+    named = {"layer_type": config.layer_types[0]} if _is_by_type(module) else {}
     return type(module)(config)(*_inputs(), **named)
 
 

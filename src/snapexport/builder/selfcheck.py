@@ -6,6 +6,8 @@ that a prompt of 100 tokens crosses them: then whatever the exporter took for gr
 shows in the logits. The graphs come from the usual stages, in fp32.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from snapexport.builder.progress import Progress, Silent
 from snapexport.builder.resolved import ResolvedBuild
 from snapexport.builder.stages import write_into
 from snapexport.builder.staging import scratch
+from snapexport.compare.difference import HINT
 from snapexport.compare.layers import Cost, compared_places, fewest_places
 from snapexport.compare.sample import Sample, Sizes, require_same_parts, sample_of, stand_in
 from snapexport.contract.build_directory import Build
@@ -25,21 +28,42 @@ from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.slots import LayerGeometry, Slots
 from snapexport.contract.targets import capabilities
 from snapexport.contract.vote import Vote
+from snapexport.errors import UserError, first_line
 from snapexport.exporter.model import model_facts
 from snapexport.exporter.read.families import is_held
 from snapexport.exporter.weights import shapes
+from snapexport.runtime.engine.backend import GraphError
 
 _SINKS, _LONGEST_POOL = 4, 7
 
 
 def verify_if_due(resolved: ResolvedBuild, progress: Progress) -> Verified | None:
-    """Compare, but for a family that tests hold, unless the options ask for it.
+    """Compare, but for a family that tests hold in usual widths, unless the options ask for it.
 
     Raises UserError for graphs that differ.
     """
-    if is_held(resolved.decoder.family) and not resolved.options.verify:
+    known = is_held(resolved.decoder.family) and not resolved.model.features["unfused_widths"]
+    if known and not resolved.options.verify:
         return None
-    return verify(resolved, progress)
+    with _in_users_words():
+        return verify(resolved, progress)
+
+
+@contextmanager
+def _in_users_words() -> Iterator[None]:
+    """Graphs that can't run, or a model that can't be watched, are refused."""
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, UserError) and not isinstance(error, GraphError):
+            raise
+        raise UserError(
+            "graphs of a few of its layers can't be compared with transformers: "
+            f"{type(error).__name__}: {first_line(error)!s:.200}",
+            HINT,
+        ) from error
 
 
 def verify(resolved: ResolvedBuild, progress: Progress) -> Verified:

@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from snapexport.compare.reference import IMPLEMENTATION
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter.model import Decoder, model_facts
@@ -57,7 +58,7 @@ def small_model(decoder: Decoder, tensors: Tensors) -> Any:
 
     tensors: by the names of a checkpoint, to be converted by transformers.
     """
-    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    eager = {"attn_implementation": IMPLEMENTATION, "experts_implementation": "eager"}
     model, report = _from_pretrained(decoder, None, torch.float32, state_dict=tensors, **eager)
     for what in ("missing_keys", "mismatched_keys"):
         if report[what]:
@@ -66,7 +67,7 @@ def small_model(decoder: Decoder, tensors: Tensors) -> Any:
                 f"{sorted(map(str, report[what]))[:3]}",
                 "this checkpoint cannot be built",
             )
-    return _of_text(causal_language_model(model), decoder)
+    return _of_text(model, decoder)
 
 
 def reference_model(build: Build, checkpoint: str | None) -> tuple[Any, Decoder]:
@@ -75,7 +76,7 @@ def reference_model(build: Build, checkpoint: str | None) -> tuple[Any, Decoder]
     decoder = _matching_decoder(build, opened)
     own = checkpoint is None
     model = _own_model(build, opened, decoder) if own else _model_of(opened, decoder)
-    return causal_language_model(model), decoder
+    return causal_language_model(model, decoder.names), decoder
 
 
 def drop_quantization(config: Any) -> tuple[Any, Any]:
@@ -117,17 +118,18 @@ def _from_pretrained(
 
 @torch.no_grad()
 def _of_text(model: Any, decoder: Decoder) -> Any:
-    """The model, or the class of its text around its parts, where it asks others for each token."""
+    """What makes logits, or the class of its text around its parts, if it asks others for text."""
+    found = causal_language_model(model, decoder.names)
     try:
         with quiet():
-            model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False)
-    except AttributeError:  # of a part that was left out
+            found(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False)
+    except Exception:  # of a part that was left out
         with torch.device("meta"):
             text = make_model(decoder.config)
         text.set_submodule(path_of_decoder(text), model.get_submodule(decoder.names.decoder))
         text.set_output_embeddings(model.get_submodule(decoder.names.head))
         return text.eval()
-    return model
+    return found
 
 
 def _model_of(checkpoint: Checkpoint, decoder: Decoder) -> Any:

@@ -1,6 +1,7 @@
 """Runs transformers' own model, the reference of every comparison, and watches what it does.
 
-The arithmetic stays transformers' own. Its eager attention is called with a mask that hides more;
+The arithmetic stays transformers' own. Its eager attention is called with a mask that hides more,
+through its interface, as some models have code beside it for eager attention by that name (GPT-2);
 its routers are watched, and may get slightly other embeddings. Knows no graph and no weights.
 """
 
@@ -14,14 +15,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
 
 from snapexport.exporter.quiet import quiet
 
+IMPLEMENTATION = "snapexport_reference"
 _EAGER = "eager_attention_forward"
 _DRAWS = 2
 """Draws of noise, to find what rounding could change."""
 _NOISE = 3e-5
 """Several times the effect of fp32 rounding on hidden states, relative to them."""
+
+
+def _eager(module: Any, *states: Any, **named: Any) -> Any:
+    return getattr(sys.modules[type(module).__module__], _EAGER)(module, *states, **named)
+
+
+AttentionInterface.register(IMPLEMENTATION, _eager)
+AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
 
 Visible = Callable[[int], Tensor]
 """The keys that a layer's last query sees, by the layer's place: bool [KV heads or 1, keys]."""

@@ -66,7 +66,11 @@ FP16_CACHE = Choice(
     {"cache_dtype": "fp16", "dtype": "fp32"},
     lambda f: f.get("cache_dtype") == "fp16" != f.get("dtype"),
 )
-VALID = value("decode_attention", "valid")
+VALID = Choice(
+    "--decode-attention valid",
+    {"decode_attention": "valid"},
+    lambda f: f.get("decode_attention") == "valid" and f.get("cache_dtype") != "int8",
+)
 CAPACITIES = some("--prefill-capacities", "prefill_capacities", (64,))
 KEPT = some("--K {K}", "K", 16)
 KV_HEADS = fact("attention with KV heads", "latent", value=False, joined="for")
@@ -177,7 +181,7 @@ BUILD_RULES: tuple[Rule, ...] = (
         f"leave it out, or use --target {targets_with('valid_slots')}",
     ),
     Rule(VALID, LATENT, "ONNX Runtime has no operator for it", LEAVE_OUT),
-    Rule(VALID, WIDTHS, "ONNX Runtime's operator for valid slots takes one width", LEAVE_OUT),
+    Rule(VALID, WIDTHS, "ONNX Runtime's operator for valid slots takes none", LEAVE_OUT),
     Rule(
         CAPACITIES,
         _targets(lambda target, f: not target.attends_to_capacity),

@@ -14,6 +14,7 @@ from pydantic import (
 
 from snapexport.contract.engines import Strict, Word
 from snapexport.contract.slots import LayerGeometry, value_at
+from snapexport.contract.targets import FUSED_WIDTH
 
 
 class StateSizes(Strict):
@@ -93,6 +94,11 @@ class LayerHeads(NamedTuple):
     def widths(self) -> tuple[int, int]:
         """The widths of a cached key and of a cached value."""
         return self.key_dim, self.value_dim
+
+    @property
+    def fuses(self) -> bool:
+        """Whether fused kernels take heads of these widths."""
+        return self.key_dim == self.value_dim and not self.key_dim % FUSED_WIDTH
 
     @property
     def widest(self) -> int:
@@ -217,7 +223,9 @@ class ModelFacts(Strict):
         }
         chunked = any(layer.chunk for layer in layers)
         irregular = chunked or any(differ.values())
-        return differ | {"latent": latent, "chunked": chunked, "irregular": irregular}
+        unfused = not latent and not all(layer.fuses for layer in layers)
+        others = {"latent": latent, "chunked": chunked, "unfused_widths": unfused}
+        return differ | others | {"irregular": irregular}
 
     @property
     def latent(self) -> LatentSizes | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from snapexport.contract.targets import FUSED_WIDTH
 from snapexport.errors import UserError, flag_of
 
 Facts = Mapping[str, Any]
@@ -82,7 +83,11 @@ NO_TOPK = "it keeps no top-k"
 
 LATENT = fact("latent attention", "latent", joined="for")
 OTHER_HEADS = fact("models whose layers have different heads", "uneven_heads", joined="for")
-WIDTHS = fact("keys and values of different widths", "unequal_widths", joined="for")
+WIDTHS = fact(
+    f"keys and values that differ in width, or whose width is no multiple of {FUSED_WIDTH}",
+    "unfused_widths",
+    joined="for",
+)
 IRREGULAR = fact(
     "models with uneven heads, shared caches or chunked attention", "irregular", joined="for"
 )

@@ -47,10 +47,13 @@ class FusedShapes:
         return rows > 1 and self.fits(value_bytes, rows, slots + 1, head_dim + SINK_CHANNELS)
 
 
+FUSED_WIDTH = 8
+"""Fused kernels take heads whose width is a multiple of it, ONNX Runtime's and TensorRT's alike."""
+
 MEASURED_SHAPES = FusedShapes(
     row_bytes=48 * 1024,
     chunk_value_bytes=2,
-    head_dim_step=8,
+    head_dim_step=FUSED_WIDTH,
     largest_head_dim=256,
     smallest_chunk_head_dim=16,
 )

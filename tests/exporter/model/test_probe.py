@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
 from transformers.models.youtu.modeling_youtu import YoutuAttention
 
 from snapexport.errors import UserError
@@ -14,6 +15,7 @@ from snapexport.exporter.model.probe.miniature import miniature, require_local
 from snapexport.exporter.read.families import family_of
 from tests.oracle.families import config_of
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 RECURRENT: dict[str, dict[str, Any]] = {
     "jamba": {"num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
     "minimax": {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
@@ -55,6 +57,8 @@ def test_experts_are_seen_whatever_their_width(hidden: int, width: int) -> None:
         ("gemma4_text", Rope("halves", interleaved=False, takes="one")),
         ("llama4_text", Rope("pairs", interleaved=True, takes="complex")),
         ("minicpm3", Rope("halves", interleaved=False)),
+        ("qwen3_5_text.narrow", Rope("halves", interleaved=False, of_text=True)),
+        ("hunyuan_v1_dense.alpha", Rope("halves", interleaved=False)),
         ("kimi_linear", None),
         ("nanochat", None),
     ],
@@ -93,6 +97,7 @@ def test_a_small_model_shows_positions_that_mix_outside_of_attention(name: str) 
         ("diffllama", {}, "layer 0 attends 2 times"),
         ("bert", {"is_decoder": False}, r"a mask of another kind \(bidirectional\)"),
         ("roberta", {"is_decoder": True}, "the decoder counts positions in a way of its own"),
+        ("hunyuan_v1_dense", {"rope_parameters": DYNAMIC}, "changes its frequencies with the seq"),
         (
             "jetmoe",
             {"kv_channels": 16},
@@ -105,6 +110,12 @@ def test_what_graphs_cannot_express_is_refused_by_what_was_seen(
 ) -> None:
     with pytest.raises(UserError, match=refused):
         seen(name, **changes)
+
+
+def test_a_model_whose_parts_are_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Qwen2ForCausalLM, "get_input_embeddings", lambda model: model.nowhere)
+    with pytest.raises(UserError, match="has another form than decoders have: AttributeError"):
+        seen("qwen2", hidden_size=48)
 
 
 def test_latents_that_heads_read_in_another_way_are_refused(

@@ -235,10 +235,10 @@ class Activations:
 
     @property
     def _is_composed(self) -> bool:
-        """No target has a fused kernel for soft-capped scores, sinks in fp32, or two widths."""
+        """No target has a fused kernel for soft-capped scores, sinks in fp32, or such widths."""
         features = self.model.facts.features
-        has_two_widths = features["latent"] or features["unequal_widths"]
-        return self.model.softcapped or self._has_sinks or has_two_widths
+        has_other_widths = features["latent"] or features["unfused_widths"]
+        return self.model.softcapped or self._has_sinks or has_other_widths
 
     @property
     def _has_sinks(self) -> bool:
@@ -255,7 +255,7 @@ class Activations:
             # The compiled ones have no fused kernel in a model with experts.
             and not (target.fused_shapes and model.facts.num_experts)
             and model.facts.latent is None
-            and not model.facts.features["unequal_widths"]
+            and not model.facts.features["unfused_widths"]
             and not self._is_too_wide
         )
         return model.softcapped or not is_fused

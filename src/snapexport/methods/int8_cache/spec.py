@@ -57,7 +57,7 @@ _RULES = (
         "a cache of latents is small already",
         "leave it out, or use --cache-dtype fp16",
     ),
-    Rule(_CHOICE, WIDTHS, "ONNX Runtime's operator for valid slots takes one width", LEAVE_OUT),
+    Rule(_CHOICE, WIDTHS, "ONNX Runtime's operator for valid slots takes none", LEAVE_OUT),
 )
 
 INT8_CACHE = Method(
