@@ -149,7 +149,7 @@ def _nbits(
 
 
 def _two_parts(graph: gs.Graph, x: gs.Tensor, rows: tuple[int, ...], group: int) -> gs.Tensor:
-    """[2,...,K]: x as 8 bits hold it, and the rest, which 8 bits hold as well again."""
+    """[2,...,K]: x rounded to 8 bits by groups of columns, and the rest."""
     (in_blocks,) = node(graph, "Reshape", [x, int64s(graph, *rows, -1, group)])
     (sizes,) = node(graph, "Abs", [in_blocks])
     (largest,) = node(graph, "ReduceMax", [sizes, int64s(graph, -1)], keepdims=1)

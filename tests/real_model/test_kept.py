@@ -28,7 +28,7 @@ def kept(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 def test_quickstart_question_is_answered(kept: Build) -> None:
-    """Its first two tokens are a near tie: .08 apart in transformers."""
+    """Its likeliest first tokens are a near tie, .08 apart in transformers."""
     (answer,) = LLM(kept.directory).chat([QUESTION], SamplingParams(max_tokens=16, temperature=0))
     assert answer.text == "The capital of France is Paris."
 
@@ -37,7 +37,7 @@ def test_quickstart_question_is_answered(kept: Build) -> None:
 def test_decode_steps_diverge_little_from_transformers(
     kept: Build, original: Any, tokenizer: Any
 ) -> None:
-    """.0043 nats a token if every product rounds what it reads."""
+    """By .0035 nats a token if every product rounds what it reads, else by .0015."""
     text = tokenizer(PROSE)["input_ids"]
     exact = log_softmax(original(torch.tensor([text])).logits[0].numpy(), -1)
     executor = open_executor(kept)
@@ -48,4 +48,4 @@ def test_decode_steps_diverge_little_from_transformers(
     ]
     got = log_softmax(np.stack(steps), -1)
     executor.close()
-    assert (np.exp(exact[1:]) * (exact[1:] - got)).sum(-1).mean() < 0.003
+    assert (np.exp(exact[1:]) * (exact[1:] - got)).sum(-1).mean() < 0.0025
