@@ -92,8 +92,8 @@ come to r * n. Attribute `ranks`. Only builds with --data-parallel-attention hav
 
 BLOCK_MATMUL = "BlockMatMul"
 """trace: (x [...,K], integers, scales, zeros, minima, order) -> x @ W^T [...,N], attributes `N`,
-`K`, `bits` and `block_size`. W's parts are in the layout of exporter/weights/forms/parts.py; what W
-has not is left out."""
+`K`, `bits`, `block_size`, and `exact` where x is not to be rounded. W's parts are in the layout of
+exporter/weights/forms/parts.py; what W has not is left out."""
 
 BLOCK_GATHER = "BlockGather"
 """trace: (indices int64 [...], integers, scales, zeros, minima) -> rows of W [...,K], attributes

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from snapexport.exporter.trace.link import Traced
 from snapexport.exporter.weights.arranged import swap_axes
-from snapexport.exporter.weights.forms.choice import Choice, KeptFp8
+from snapexport.exporter.weights.forms.choice import Choice, Exact, KeptFp8
 from snapexport.exporter.weights.forms.fp8 import Fp8Weight
 from snapexport.exporter.weights.forms.parts import (
     FACTOR,
@@ -55,13 +55,14 @@ class Marking:
     """Marks the traces of one checkpoint. weights: what they read as integers, by name.
 
     embedding: the name of the only matrix whose rows are looked up as integers. experts: whether
-    stacks of experts become integers too.
+    stacks of experts become integers too. exact: products that don't round what they read.
     """
 
     tensors: Mapping[str, Tensor]
     choice: Choice
     embedding: str
     experts: bool = True
+    exact: Exact | None = None
     weights: dict[str, Weight] = field(default_factory=dict)
     _chosen: dict[str, Weight | Fp8Weight | None] = field(default_factory=dict)
 
@@ -178,6 +179,8 @@ class _MarkedTrace:
         ends = (*_OF_PRODUCTS, FACTOR) if found.form.floats else _OF_PRODUCTS
         parts = self._parts(weight, found, ends, turned=turned)
         attributes = _attributes(found) | {"N": found.shape[0], "K": found.shape[1]}
+        if (exact := self.marking.exact) and exact.of(self.sources[str(weight.name)], found):
+            attributes["exact"] = 1
         self._replace(product, [product.inputs[0], *parts], BLOCK_MATMUL, attributes, bias)
 
     def _mark_lookup(self, weight: ir.Value, gather: ir.Node) -> None:

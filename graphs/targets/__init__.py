@@ -53,7 +53,7 @@ _PORTABLE: tuple[Pass, ...] = (
 
 TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
     "portable": _PORTABLE,
-    "openvino": (MatMulNBits(fused=False), BlockGather(), *_PORTABLE),
+    "openvino": (MatMulNBits(openvino=True), BlockGather(), *_PORTABLE),
     "onnxruntime": (
         Collectives(),
         LinearAttention(),

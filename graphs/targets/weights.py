@@ -15,11 +15,17 @@ block's x:
 
     x W^T = MatMulNBits(x, q, scales) + sums(x) minima^T
 
+It rounds x to 8 bits, block by block, unless the product is exact:
+
+    4 bits    products of floats, which are also the faster ones for many rows
+    8 bits    x as the sum of what rounding keeps and of the rest: two rows in the place of one
+
 A lookup gathers rows of integers and dequantizes them. A head that is tied to the embedding reads
 the same integers, in MatMulNBits' layout, which GatherBlockQuantized does not take.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,48 +68,103 @@ def _multiply(
     return node(graph, "FusedMatMul", factors, outputs, domain=MICROSOFT, transB=1)
 
 
-_INT8_PRODUCTS = 4
-"""MatMulNBits' accuracy_level that rounds activations to 8 bits, block by block. Products are then
-integer products: one token takes a third to a quarter of the time of fp32."""
+_FLOATS, _INT8 = 1, 4
+"""MatMulNBits' accuracy_level. With integers of 4 bits one row takes 1.6 to 3 times as long in
+floats, with 8 bits 15 times."""
+_MANY = 64
+"""Rows from which on products of 4 bits are faster in floats: 128 rows took .53 to .73 of the
+time."""
+_OPENVINO_GROUP = 32
+_LARGEST = 127
+_SMALLEST_SCALE = 1e-30
 
 
 @dataclass(frozen=True)
 class MatMulNBits:
     """Every linear layer whose weights are integers.
 
-    fused: the runtime has FusedMatMul, which reads minima as they are stored.
+    openvino: the runtime has no FusedMatMul and no products of floats, and it rounds groups of 32
+    columns, whatever the weights' blocks are.
     """
 
-    fused: bool = True
+    openvino: bool = False
 
     def apply(self, graph: gs.Graph) -> None:
+        split: dict[tuple[str, int], gs.Tensor] = {}
         for marker in [n for n in graph.nodes if (n.domain, n.op) == (TRACE_DOMAIN, BLOCK_MATMUL)]:
-            _replace_product(graph, marker, fused=self.fused)
+            self._replace(graph, marker, split)
 
+    def _replace(
+        self, graph: gs.Graph, marker: gs.Node, split: dict[tuple[str, int], gs.Tensor]
+    ) -> None:
+        """split: what `_two_parts` made already, which several products read."""
+        exact = marker.attrs.get("exact", 0)
+        sizes = {name: marker.attrs[name] for name in ("N", "K", "bits", "block_size")}
+        block = sizes["block_size"]
+        group = _OPENVINO_GROUP if self.openvino else block
+        (x, *parts), (out,) = cut(graph, marker)
+        # The trace has no shape of a product that a bias is added to.
+        rows = (out.shape or x.shape)[:-1]
+        q, scales, zeros, minima, order = [*parts, *[gs.Variable.empty()] * (5 - len(parts))]
+        if not order.is_empty():
+            (x,) = node(graph, "Gather", [x, order], axis=-1)
+        floats = sizes["bits"] == 4 and (exact or math.prod(rows) >= _MANY)
+        attributes = sizes | {"accuracy_level": _FLOATS if floats else _INT8}
+        weights = [q, scales] if zeros.is_empty() else [q, scales, zeros]
+        products = [out] if minima.is_empty() else [gs.Variable(fresh(graph, "product"))]
+        # A GPU rounds nothing, and runs builds in 16 bits.
+        in_parts = exact and (self.openvino or not floats) and scales.dtype == np.float32
+        if in_parts and sizes["K"] % group == 0:
+            key = x.name, group
+            if key not in split:
+                split[key] = _two_parts(graph, x, rows, group)
+            both = _nbits(graph, split[key], weights, None, attributes)
+            node(graph, "ReduceSum", [*both, int64s(graph, 0)], products, keepdims=0)
+        else:
+            _nbits(graph, x, weights, products, attributes)
+        if not minima.is_empty():
+            added = self._of_minima(graph, x, minima, (*rows, minima.shape[1], block))
+            node(graph, "Add", [*products, *added], [out])
 
-def _replace_product(graph: gs.Graph, marker: gs.Node, *, fused: bool) -> None:
-    sizes = {name: marker.attrs[name] for name in ("N", "K", "bits", "block_size")}
-    (x, *parts), (out,) = cut(graph, marker)
-    # The trace has no shape of a product that a bias is added to.
-    rows = (out.shape or x.shape)[:-1]
-    q, scales, zeros, minima, order = [*parts, *[gs.Variable.empty()] * (5 - len(parts))]
-    if not order.is_empty():
-        (x,) = node(graph, "Gather", [x, order], axis=-1)
-    inputs = [x, q, scales] if zeros.is_empty() else [x, q, scales, zeros]
-    attributes = sizes | {"accuracy_level": _INT8_PRODUCTS}
-    if minima.is_empty():
-        node(graph, "MatMulNBits", inputs, [out], domain=MICROSOFT, **attributes)
-        return
-    (product,) = node(graph, "MatMulNBits", inputs, domain=MICROSOFT, **attributes)
-    blocks, block = minima.shape[1], sizes["block_size"]
-    (in_blocks,) = node(graph, "Reshape", [x, int64s(graph, *rows, blocks, block)])
-    (sums,) = node(graph, "ReduceSum", [in_blocks, int64s(graph, -1)], keepdims=0)
-    if fused:
-        (added,) = node(graph, "FusedMatMul", [sums, minima], domain=MICROSOFT, transB=1)
-    else:
+    def _of_minima(
+        self, graph: gs.Graph, x: gs.Tensor, minima: gs.Tensor, shape: tuple[int, ...]
+    ) -> list[gs.Tensor]:
+        """shape: x in blocks."""
+        (in_blocks,) = node(graph, "Reshape", [x, int64s(graph, *shape)])
+        (sums,) = node(graph, "ReduceSum", [in_blocks, int64s(graph, -1)], keepdims=0)
+        if not self.openvino:
+            return _multiply(graph, [sums, minima])
         (turned,) = node(graph, "Transpose", [minima], perm=[1, 0])
-        (added,) = node(graph, "MatMul", [sums, turned])
-    node(graph, "Add", [product, added], [out])
+        return node(graph, "MatMul", [sums, turned])
+
+
+def _nbits(
+    graph: gs.Graph,
+    x: gs.Tensor,
+    weights: list[gs.Tensor],
+    outputs: list[gs.Tensor] | None,
+    attributes: Mapping[str, int],
+) -> list[gs.Tensor]:
+    return node(graph, "MatMulNBits", [x, *weights], outputs, domain=MICROSOFT, **attributes)
+
+
+def _two_parts(graph: gs.Graph, x: gs.Tensor, rows: tuple[int, ...], group: int) -> gs.Tensor:
+    """[2,...,K]: x rounded to 8 bits by groups of columns, and the rest."""
+    (in_blocks,) = node(graph, "Reshape", [x, int64s(graph, *rows, -1, group)])
+    (sizes,) = node(graph, "Abs", [in_blocks])
+    (largest,) = node(graph, "ReduceMax", [sizes, int64s(graph, -1)], keepdims=1)
+    least, most = (
+        gs.Constant(fresh(graph, "const"), np.array(value, np.float32))
+        for value in (_SMALLEST_SCALE, _LARGEST)
+    )
+    (steps,) = node(graph, "Div", [largest, most])
+    (scale,) = node(graph, "Max", [steps, least])
+    (rounded,) = node(graph, "Round", node(graph, "Div", [in_blocks, scale]))
+    (kept,) = node(graph, "Mul", [rounded, scale])
+    (rest,) = node(graph, "Sub", [in_blocks, kept])
+    both = [node(graph, "Unsqueeze", [one, int64s(graph, 0)])[0] for one in (kept, rest)]
+    (joined,) = node(graph, "Concat", both, axis=0)
+    return node(graph, "Reshape", [joined, int64s(graph, 2, *rows, -1)])[0]
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,35 @@ _DEEP = 16
 """Layers from which on four down projections are a small share."""
 
 
+@dataclass(frozen=True)
+class Exact:
+    """Says which products don't round what they read, where the target rounds it to 8 bits.
+
+    They are a small share of a model, and cause most of what rounding costs: keys and values of few
+    heads, and those in `outer`.
+    """
+
+    outer: Collection[str]
+
+    def of(self, name: str, weight: Weight) -> bool:
+        """name: of a matrix [N,K]."""
+        return name in self.outer or _of_few_heads(name, weight.shape)
+
+
+def exact(flag: str | None, decoder: "Decoder") -> Exact | None:
+    """For a value of `--weights`. None: of no product, since int4 costs far more than rounding.
+
+    No layer evens out the errors of the head and of the last down projection.
+    """
+    if flag not in ("keep", "int8"):
+        return None
+    return Exact((decoder.embedding, decoder.head, _down(decoder, len(decoder.layers) - 1)))
+
+
+def _of_few_heads(name: str, shape: tuple[int, ...]) -> bool:
+    return name.endswith(_SENSITIVE) and shape[0] * _FEWER <= shape[1]
+
+
 class Choice(Protocol):
     """Says which weights a build holds in few bits."""
 
@@ -173,7 +202,7 @@ def _form(form: Form, name: str, shape: tuple[int, ...]) -> Form:
     """The form of one weight: wide where errors weigh more than bits, narrow blocks of experts."""
     if len(shape) > 2:
         return replace(form, block=_block_of_experts(form.block, name, shape))
-    return INT8 if name.endswith(_SENSITIVE) and shape[0] * _FEWER <= shape[1] else form
+    return INT8 if _of_few_heads(name, shape) else form
 
 
 def _block_of_experts(largest: int, name: str, shape: tuple[int, ...]) -> int:
@@ -208,7 +237,11 @@ def _outer(decoder: "Decoder") -> list[str]:
     """Down projections of a deep model's first and last layers: they write its largest values."""
     count = len(decoder.layers)
     places = (0, 1, count - 2, count - 1) if count >= _DEEP else ()
-    return [f"{decoder.names.layers}.{place}.mlp.down_proj.weight" for place in places]
+    return [_down(decoder, place) for place in places]
+
+
+def _down(decoder: "Decoder", place: int) -> str:
+    return f"{decoder.names.layers}.{place}.mlp.down_proj.weight"
 
 
 def notes(

@@ -141,7 +141,8 @@ def _quantize(
     target, read = capabilities(options.target), _layer_inputs(resolved, progress)
     signed, dtype = target.signed_integers, options.dtype
     chosen = choice.of_flag(options.weights, decoder, read, dtype=dtype, signed=signed)
-    marking = Marking(checkpoint.tensors, chosen, decoder.embedding, target.integer_experts)
+    exact = choice.exact(options.weights, decoder)
+    marking = Marking(checkpoint.tensors, chosen, decoder.embedding, target.integer_experts, exact)
     marked = {name: marking.mark(trace) for name, trace in traced.items()}
     return replace(checkpoint, tensors=marking.stored), marked, marking.weights
 

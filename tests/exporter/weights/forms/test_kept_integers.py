@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from snapexport.builder.progress import Silent
 from snapexport.exporter.weights.forms import parts
+from snapexport.exporter.weights.forms.choice import Exact
 from snapexport.exporter.weights.forms.integers import Form, IntegerRows, IntegerWeight
 from snapexport.exporter.weights.forms.parts import dequantize
 from snapexport.files.safetensors import read_header
@@ -88,7 +89,13 @@ def stored(weight: Random, folder: Path) -> dict[str, NDArray[Any]]:
 
 
 def run(
-    marker: str, weight: Random, of_parts: dict[str, NDArray[Any]], first: NDArray[Any]
+    marker: str,
+    weight: Random,
+    of_parts: dict[str, NDArray[Any]],
+    first: NDArray[Any],
+    *,
+    openvino: bool = False,
+    **attributes: int,
 ) -> NDArray[np.float32]:
     """The output of a graph of one marker, whose parts are its constants."""
     form = weight.form
@@ -101,10 +108,10 @@ def run(
     width = rows if marker == BLOCK_MATMUL else columns
     output = gs.Variable("output", np.float32, (*first.shape[: 1 if width == rows else 2], width))
     sizes = {"bits": form.bits, "block_size": form.block}
-    sizes |= {"N": rows, "K": columns} if marker == BLOCK_MATMUL else {}
+    sizes |= attributes | ({"N": rows, "K": columns} if marker == BLOCK_MATMUL else {})
     node = gs.Node(marker, "marked", sizes, inputs, [output], domain=TRACE_DOMAIN)
     graph = gs.Graph([node], inputs[:1], [output], opset=24)
-    for one in (MatMulNBits(), BlockGather()):
+    for one in (MatMulNBits(openvino), BlockGather()):
         one.apply(graph)
     return bodies.run(exported(graph), {"first": first})["output"]
 
@@ -126,6 +133,35 @@ def test_products_read_every_form_as_defined(
     got = run(BLOCK_MATMUL, weight, of_parts, np.eye(columns, dtype=np.float32))
     largest = np.abs(weight.values).max()
     np.testing.assert_allclose(got.T, weight.values, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize("openvino", [False, True])
+@pytest.mark.parametrize("form", [Form(4, 32, 0, minima=True), Form(8, 32, None)])
+def test_exact_products_lose_nothing_beside_massive_values(
+    form: Form, tmp_path: Path, *, openvino: bool
+) -> None:
+    """A block's largest value decides how all are rounded: here it is a thousand times the rest."""
+    weight = Random((40, 4 * form.block), form, 0)
+    x = np.random.default_rng(0).standard_normal((2, weight.shape[1]), np.float32)
+    x[:, 5::32] = 1000
+    x[1, : form.block] = 0
+    exact, of_parts = x.astype(np.float64) @ weight.values.T, stored(weight, tmp_path)
+    lost = [
+        np.abs(run(BLOCK_MATMUL, weight, of_parts, x, openvino=openvino, exact=one) - exact).max()
+        for one in (0, 1)
+    ]
+    assert lost[1] < 2e-6 * np.abs(exact).max() + lost[0] / 100
+
+
+def test_keys_and_values_of_few_heads_the_head_and_the_last_projection_are_exact() -> None:
+    chosen = Exact(("head", "last"))
+    for name, rows, wanted in (
+        ("0.k_proj.weight", 32, True),
+        ("0.v_proj.weight", 64, False),
+        ("0.q_proj.weight", 32, False),
+        ("last", 64, True),
+    ):
+        assert chosen.of(name, Random((rows, 64), FORMS[0], 0)) == wanted, name
 
 
 @settings(max_examples=30, deadline=None)
