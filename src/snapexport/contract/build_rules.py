@@ -152,6 +152,7 @@ BUILD_RULES: tuple[Rule, ...] = (
         "an engine would convert all of them to 32 bits at the start of each run, and hold that",
     ),
     Rule(LINKED, INTEGERS, "quantized weights are new files"),
+    Rule(LINKED, flag("adapter", "DIR"), "merged weights are new files"),
     # Caches.
     Rule(
         FP16_CACHE,
