@@ -85,10 +85,10 @@ _OF_WRAPPERS = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
 class Adapter:
     """An adapter. base: the name of the model that it was trained on.
 
-    name: as a build records it. sha256: of its files. changed: {path of a module: {part: tensor}}, where `.base_layer` at a path's end stands for
-    another parameter of the same module. replaced: {parameter: tensor}. parameters: names of
-    parameters that are not the weight of a layer (`target_parameters`). ties: an embedding and a
-    head that share their weight still do.
+    name: as a build records it. sha256: of its files. changed: {path of a module: {part: tensor}},
+    where `.base_layer` at a path's end stands for another parameter of the same module. replaced:
+    {parameter: tensor}. parameters: names of those that are no layer's weight
+    (`target_parameters`). ties: an embedding and a head that share their weight still do.
     """
 
     folder: Path

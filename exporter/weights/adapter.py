@@ -48,14 +48,21 @@ class Opened:
     """A checkpoint with its adapter, if it has one.
 
     stored: as it is stored; an adapter has changed only what becomes a part of another tensor.
-    checkpoint: by the model's names. unties: whether only now the head has a weight of its own.
+    checkpoint: by the model's names. places: the parameters that an adapter changed. unties:
+    whether only now the head has a weight of its own.
     """
 
     stored: Checkpoint
     checkpoint: Checkpoint
     decoder: Decoder
     adapter: Adapter | None = None
+    places: frozenset[str] = frozenset()
     unties: bool = False
+
+    @property
+    def changed(self) -> dict[str, Tensor]:
+        """What the adapter changed, by the model's names."""
+        return {name: self.checkpoint.tensors[name] for name in self.places}
 
     @property
     def integers(self) -> list[tuple[int, int]]:
@@ -106,6 +113,7 @@ def with_adapter(stored: Checkpoint, decoder: Decoder, adapter: Adapter, load: L
         _changed(converted, changes.of_model, adapter),
         decoder,
         adapter,
+        frozenset(changes.of_model) | frozenset(changes.stacks),
         changes.split_a_tie,
     )
 
@@ -167,27 +175,31 @@ def untied_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Changes:
-    """What an adapter changes, by the names of the model's parameters, and of stored tensors."""
+    """What an adapter changes: parameters of the model, and stored tensors that stacks have."""
 
     adapter: Adapter
     decoder: Decoder
     stored: Checkpoint
     of_model: dict[str, list[Change]] = field(default_factory=dict)
     of_stored: dict[str, list[Change]] = field(default_factory=dict)
+    stacks: set[str] = field(default_factory=set)
     left_out: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         ignored = []
         for name, change in self._listed():
             place, is_part = self._place(name)
-            if place in self.decoder.names.tied and self.adapter.ties:
-                place = self.decoder.names.tied[place]
             if place and is_part:
                 self.of_stored.setdefault(name, []).append(change)
+                self.stacks.add(place)
             elif place:
                 self.of_model.setdefault(place, []).append(change)
             else:
                 ignored.append(name)
+        if self.adapter.ties:  # both have the same changes, or only one of them is saved
+            for name, source in self.decoder.names.tied.items():
+                if (of_other := self.of_model.pop(name, None)) is not None:
+                    self.of_model.setdefault(source, of_other)
         if ignored:
             more = f" and {len(ignored) - 1} more" if len(ignored) > 1 else ""
             self.left_out.append(
