@@ -128,12 +128,13 @@ def open_adapter(named: str) -> Adapter:
     changed, replaced = _parts(weights)
     for path, parts in changed.items():
         _require_whole(path, parts, bool(config.get("use_dora")))
+    base = str(config.get("base_model_name_or_path") or "")
     both = (sha256_of(folder / ADAPTER) + sha256_of(weights)).encode()
     return Adapter(
         folder,
         _UNSAFE.sub("-", name)[-100:] or "adapter",
         hashlib.sha256(both).hexdigest(),
-        str(config.get("base_model_name_or_path") or ""),
+        base if base.isprintable() else "",
         changed,
         replaced,
         tuple(_names(config, "target_parameters")),
@@ -161,7 +162,7 @@ def _require_lora(folder: Path, config: Mapping[str, Any]) -> None:
             continue
         known = name in _REFUSED
         raise UserError(
-            f"the adapter {folder} has {'' if known else 'the unknown key '}{name:.60} "
+            f"the adapter {folder} has {'' if known else 'the unknown key '}{name!r:.60} "
             f"{json.dumps(value):.60}, which is not merged",
             _REFUSED.get(name, f"remove it from {ADAPTER} if it changes no weight; else {MERGE}"),
         )
@@ -238,8 +239,13 @@ def _require_whole(path: str, parts: Mapping[str, TensorSpan], dora: bool) -> No
     if lacking or more:
         what = f"lacks {min(lacking)}" if lacking else f"has {min(more)} besides"
         raise UserError(f"the adapter's {path} {what}", _AGAIN)
-    if any(len(parts[one].shape) != 2 for one in pair):
+    a, b = (parts[one].shape for one in pair)
+    if len(a) != 2 or len(b) != 2:
         raise UserError(
             f"the adapter changes {path}, which is not a matrix",
             f"only linear layers, embeddings and experts are merged; {MERGE}",
         )
+    sizes = {BIAS: (b[0],), MAGNITUDE: (b[0],)}
+    if a[0] != b[1] or any(parts[n].shape != size for n, size in sizes.items() if n in parts):
+        shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in parts.items())
+        raise UserError(f"the adapter's tensors of {path} don't fit together: {shapes}", _AGAIN)

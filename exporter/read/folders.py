@@ -262,12 +262,13 @@ def _of_adapter(folder: Path, names: list[str], own: str = "") -> tuple[str, str
     """own: what the user named, if it is not the folder."""
     if ADAPTER not in names:
         return None
-    base = None
+    base: object = None
     with suppress(UserError, OSError):
         config = read_object(folder / ADAPTER, CONFIG_BYTES, "", lenient=True)
         base = config.get("base_model_name_or_path")
-    of = f" of {base}" if isinstance(base, str) and base.isprintable() else ""
-    named = shlex.quote(base) if of else "BASE"
+    known = base if isinstance(base, str) and base.isprintable() else ""
+    of = f" of {known}" if known else ""
+    named = shlex.quote(known) if known else "BASE"
     own = shlex.quote(own or str(folder))
     return (
         f"it is a LoRA adapter{of:.200}",

@@ -74,9 +74,7 @@ class LowRank:
         """The norms of the outputs, [N]."""
         if self.magnitude is None:
             return None
-        return _read(self.name, self.magnitude).reshape(-1)[
-            slice(None) if self.turned else self._own
-        ]
+        return _read(self.name, self.magnitude)[slice(None) if self.turned else self._own]
 
     @property
     def _own(self) -> slice:

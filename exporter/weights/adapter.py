@@ -86,8 +86,8 @@ class Opened:
         many = sum(as_integers(one.stored) is not None for one in self._changed)
         if many and not rounds:
             texts.append(
-                f"{many} matrices that the adapter changes are floats now, integers in the "
-                "checkpoint; --weights int8 or int4 rounds them"
+                f"what the adapter changes becomes floats: {many} of the checkpoint's matrices of "
+                "integers; --weights int8 or int4 rounds them"
             )
         return texts
 

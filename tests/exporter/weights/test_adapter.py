@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -19,7 +20,9 @@ from snapexport.exporter.read import open_checkpoint
 from snapexport.exporter.read.adapter import open_adapter
 from snapexport.exporter.weights.adapted import Merged
 from snapexport.exporter.weights.adapter import Opened, with_adapter
+from snapexport.exporter.weights.forms.integers import IntegerWeight
 from snapexport.exporter.weights.tensor_file import Tensor, blocks
+from tests.exporter import gguf_files
 from tests.exporter.weights.test_conversion import whole
 from tests.oracle import checkpoints
 
@@ -143,6 +146,34 @@ def test_merging_goes_row_by_row_and_ranks_have_their_rows(
     assert np.allclose(np.concatenate(parts), expected, atol=1e-5)
 
 
+def test_a_matrix_of_integers_is_dequantized_where_it_is_changed(tmp_path: Path) -> None:
+    base = gguf_files.make("llama", tmp_path, Kind.Q8_0)
+    plain = open_checkpoint(base).tensors
+    name = "model.layers.0.self_attn.q_proj"
+    (product,) = by_hand(base, tmp_path / "a", {name: plain[f"{name}.weight"].shape}).values()
+    found = opened(base, tmp_path / "a")
+    merged = whole(found.checkpoint.tensors[f"{name}.weight"])
+    assert np.allclose(merged, whole(plain[f"{name}.weight"]) + product, atol=1e-5)
+    integers = sum(isinstance(one, IntegerWeight) for one in plain.values())
+    assert len(found.integers) == integers - 1
+    (note,) = found.notes("o/base", rounds=False)
+    assert "becomes floats: 1 of the checkpoint's matrices" in note
+
+
+def test_an_adapter_of_the_hub_is_downloaded(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand(checkpoint, tmp_path / "a", {"layers.1.mlp.up_proj": (112, 64)})
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda *_, **k: asked.update(k) or str(tmp_path / "a")
+    )
+    assert open_adapter("owner/tuned").name == "owner/tuned"
+    assert asked == {"allow_patterns": [CONFIG, WEIGHTS]}
+    # Trained on the decoder without its head: peft's names lack a prefix.
+    assert opened(checkpoint, tmp_path / "a").places == {"model.layers.1.mlp.up_proj.weight"}
+
+
 def _rename(tensors: dict[str, np.ndarray], old: str, new: str) -> None:
     for name in [name for name in tensors if old in name]:
         tensors[name.replace(old, new)] = tensors.pop(name)
@@ -155,9 +186,9 @@ def _rename(tensors: dict[str, np.ndarray], old: str, new: str) -> None:
         (lambda c, _: c.update(peft_type="PREFIX_TUNING"), "adds tokens or layers"),
         (lambda c, _: c.update(peft_type=None, fine_tune_type="lora"), "adapter of MLX"),
         (lambda c, _: c.update(init_lora_weights="pissa_niter_4"), "path_initial_model_for"),
-        (lambda c, _: c.update(layer_replication=[[0, 2]]), "layer_replication [[0, 2]]"),
+        (lambda c, _: c.update(layer_replication=[[0, 2]]), "'layer_replication' [[0, 2]]"),
         (lambda c, _: c.update(alora_invocation_tokens=[5]), "depends on the text"),
-        (lambda c, _: c.update(new_option=3), "the unknown key new_option 3"),
+        (lambda c, _: c.update(new_option=3), "the unknown key 'new_option' 3"),
         (lambda c, _: c.update(r=4), "says rank 4 for model.layers.0.self_attn.q_proj"),
         (lambda c, _: c.update(rank_pattern={"(": 3}), "a pattern '('"),
         (lambda c, _: c.update(lora_alpha="8"), "lora_alpha has no such value"),
@@ -172,6 +203,12 @@ def _rename(tensors: dict[str, np.ndarray], old: str, new: str) -> None:
             "resize_token_embeddings(260)",
         ),
         (lambda _, t: t.clear(), "has no tensors"),
+        (
+            lambda _, t: t.update(
+                {name: one[:, :1] for name, one in t.items() if "lora_B" in name}
+            ),
+            "don't fit together",
+        ),
     ],
 )
 def test_what_is_not_merged_is_refused(
