@@ -5,6 +5,7 @@ the stored one. An embedding and a head that share a weight each get their own i
 changed. No weight is read here: `adapted.py` adds the products while tensors are read.
 """
 
+import filecmp
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -76,19 +77,25 @@ class Opened:
         both = *self.stored.tensors.values(), *self.checkpoint.tensors.values()
         return [one for one in both if isinstance(one, Adapted)]
 
-    def notes(self, model: str, *, rounds: bool) -> list[str]:
-        """What an adapter means for a build of `model`. rounds: whether it rounds to integers."""
+    def notes(self, model: str, *, keeps: bool) -> list[str]:
+        """What an adapter means for a build of `model`. keeps: whether integers stay so."""
         if self.adapter is None:
             return []
         base, texts = self.adapter.base, list[str]()
         if base and Path(base).name != Path(model).name:
             texts.append(f"the adapter was trained on {base:.100}")
         many = sum(as_integers(one.stored) is not None for one in self._changed)
-        if many and not rounds:
+        if many and keeps:
             texts.append(
                 f"what the adapter changes becomes floats: {many} of the checkpoint's matrices of "
                 "integers; --weights int8 or int4 rounds them"
             )
+        own, used = (
+            folder / folders.CHAT_TEMPLATE
+            for folder in (self.adapter.folder, self.stored.directory)
+        )
+        if own.is_file() and not (used.is_file() and filecmp.cmp(own, used, shallow=False)):
+            texts.append(f"not used: {own}; copy it to the model's folder if the adapter needs it")
         return texts
 
 

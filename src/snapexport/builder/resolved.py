@@ -69,7 +69,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     require_compatible(options.flags | {"uneven_slots": uneven})
     shapes.require_tensors(checkpoint, decoder)
     notes = (
-        *opened.notes(options.model, rounds=options.weights in ("int4", "int8")),
+        *opened.notes(options.model, keeps=options.weights in (None, "keep")),
         *shapes.unread(checkpoint, decoder),
     )
     stored = replace(stored, left_out=(*stored.left_out, *notes))

@@ -156,8 +156,11 @@ def test_a_matrix_of_integers_is_dequantized_where_it_is_changed(tmp_path: Path)
     assert np.allclose(merged, whole(plain[f"{name}.weight"]) + product, atol=1e-5)
     integers = sum(isinstance(one, IntegerWeight) for one in plain.values())
     assert len(found.integers) == integers - 1
-    (note,) = found.notes("o/base", rounds=False)
+    (tmp_path / "a/chat_template.jinja").write_text("x")
+    note, template = found.notes("o/base", keeps=True)
     assert "becomes floats: 1 of the checkpoint's matrices" in note
+    assert template.startswith("not used: ")
+    assert found.notes("other", keeps=False)[0] == "the adapter was trained on o/base"
 
 
 def test_an_adapter_of_the_hub_is_downloaded(
