@@ -77,15 +77,14 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
         if export := method.part("export"):
             export.require(checkpoint, decoder)
     checkpoint = derived.with_derived(checkpoint, decoder)
-    chunks = options.chunks(geometry)
+    chunks, own = options.chunks(geometry), opened.adapter
     return ResolvedBuild(
         options=options,
         stored=stored,
         checkpoint=checkpoint,
         texts=texts,
         decoder=decoder,
-        adapter=opened.adapter
-        and AdapterEntry(name=opened.adapter.name, sha256=opened.adapter.sha256),
+        adapter=AdapterEntry(name=own.name, sha256=own.sha256) if own else None,
         model=model,
         geometry=geometry,
         chunks=chunks,

@@ -2,7 +2,8 @@
 
 Of a few layers for a small decoder; of a whole checkpoint, or of a build's own weights, a layer's
 weights at a time: they are read when it runs, and dropped after it. Refuses a checkpoint that can't
-be the build's, since every difference would mean nothing. Shares with our graphs no arithmetic.
+be the build's, since every difference would mean nothing. Shares with our graphs no arithmetic,
+but for how an adapter is merged.
 """
 
 from collections import Counter
