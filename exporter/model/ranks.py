@@ -30,6 +30,7 @@ from snapexport.errors import UserError
 from snapexport.exporter.model import Decoder
 from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.read.families import is_held
+from snapexport.exporter.weights.adapted import Adapted, Merged
 from snapexport.exporter.weights.arranged import InTurn, RowsOfHeads, Stack
 from snapexport.exporter.weights.tensor_file import (
     BLOCK,
@@ -227,6 +228,11 @@ def cut(tensor: StoredTensor, axis: int, share: Share) -> StoredTensor:
         case RowsOfHeads() if axis == 0:
             heads = tensor.heads // share.ranks
             return replace(tensor, stored=cut(tensor.stored, 0, share), heads=heads)
+        case Merged() if axis == 0:
+            part = cut(tensor.stored, 0, share)
+            return tensor.with_rows(share.rank * part.shape[0], part)
+        case Adapted() if axis == 0:
+            return cut(tensor.stored, 0, share)
     assert axis > 0, tensor
     return Columns(tensor, axis, share)
 

@@ -6,10 +6,13 @@ Reads headers, configs and tokenizers, never a weight.
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from snapexport.errors import UserError, first_line
 from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.read.folders import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
     CONVERTIBLE,
     GGUF,
     READ,
@@ -40,25 +43,36 @@ def local_path(model: str) -> Path:
     return path if local or not _HUB_ID.fullmatch(model) else _download(model)
 
 
+def adapter_path(adapter: str) -> Path:
+    """The adapter's directory. A Hub id is downloaded to the Hub's cache first."""
+    if not adapter:
+        raise UserError("--adapter is empty", "name a folder, or an adapter of the Hub")
+    path = Path(adapter).expanduser()
+    if path.exists() or adapter.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(adapter):
+        return path
+    return _snapshot(adapter, allow_patterns=[ADAPTER, ADAPTER_WEIGHTS])
+
+
 def _download(model: str) -> Path:
+    # A snapshot's folder is named by its commit, so that both are of one.
+    commit = _snapshot(model, allow_patterns=IN_FOLDERS).name
+    directory = _snapshot(model, revision=commit, allow_patterns=WANTED, ignore_patterns=UNWANTED)
+    if not any(directory.glob("*.safetensors")):
+        require_of_hub(model, directory, _files_of(model, commit))
+    return directory
+
+
+def _snapshot(model: str, **wanted: Any) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
-    download = huggingface_hub.snapshot_download
     try:
-        # A snapshot's folder is named by its commit, so that both are of one.
-        commit = Path(download(model, allow_patterns=IN_FOLDERS)).name
-        directory = Path(
-            download(model, revision=commit, allow_patterns=WANTED, ignore_patterns=UNWANTED)
-        )
+        return Path(huggingface_hub.snapshot_download(model, **wanted))
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(
             f"'{model}' is not a local directory, and its download failed: {first_line(error)}",
             "check the name, the network and `hf auth login`, or pass a local directory",
         ) from None
-    if not any(directory.glob("*.safetensors")):
-        require_of_hub(model, directory, _files_of(model, commit))
-    return directory
 
 
 def _files_of(model: str, commit: str) -> list[str]:

@@ -4,8 +4,8 @@ A row in a table for each kind, with what to do. One table of the small files se
 checkpoint: folders are read by it, and the Hub is asked for it. Reads names, and a few short files.
 """
 
-import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,7 +75,8 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = 1 << 10
 _MOST_NAMES = 1 << 12
 _SHARD = re.compile(r".+-([0-9]{5})-of-([0-9]{5})\.safetensors")
-_ADAPTER = "adapter_config.json"
+ADAPTER = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SAVE = (
     "write it with transformers: AutoModelForCausalLM.from_pretrained(FOLDER)"
@@ -177,6 +178,31 @@ def without_weights(folder: Path, name: str) -> UserError:
     return UserError(f"{folder} has no {name}{said}", hint)
 
 
+def without_adapter(folder: Path) -> UserError:
+    """The error of a folder, or a path, that lacks a file of an adapter's two."""
+    if not folder.is_dir():
+        what = "a file" if folder.exists() else "not there"
+        return UserError(
+            f"{folder} is no adapter: it is {what}",
+            f"--adapter takes a folder of PEFT's, with {ADAPTER}, or a Hugging Face Hub id",
+        )
+    names = _names(folder)
+    lacks = ADAPTER_WEIGHTS if ADAPTER in names else ADAPTER
+    inside = [folder / name for name in names if (folder / name / ADAPTER).is_file()]
+    what, hint = "", f"point --adapter at a folder that peft's save_pretrained made, with {lacks}"
+    if ADAPTER in names and "adapter_model.bin" in names:
+        what = "the weights of adapter_model.bin are pickles, which can run code"
+        hint = "load it with peft, and save it again: save_pretrained writes safetensors"
+    elif "adapters.safetensors" in names:
+        what, hint = "it is an adapter of MLX", "fuse it with mlx_lm.fuse, and name that as --model"
+    elif inside:
+        what, hint = "it has adapters inside", f"name one: --adapter {inside[-1]}"
+    elif CONFIG in names and ADAPTER not in names:
+        what, hint = "it is a whole checkpoint", f"build it without --adapter: --model {folder}"
+    said = f": {what}" if what else ""
+    return UserError(f"{folder} is no adapter with {lacks}{said}", hint)
+
+
 def require_of_hub(model: str, folder: Path, names: Iterable[str]) -> None:
     """Raise UserError for a repository of the Hub whose weights are of another kind.
 
@@ -190,7 +216,7 @@ def require_of_hub(model: str, folder: Path, names: Iterable[str]) -> None:
             f"download one and name it: `hf download {model} {found[0]} --local-dir .`"
             + (f"; it has {len(found)}" if len(found) > 1 else ""),
         )
-    if kind := _of_adapter(folder, top) or _of_kinds(top, [n.split("/")[-1] for n in names]):
+    if kind := _of_adapter(folder, top, model) or _of_kinds(top, [n.split("/")[-1] for n in names]):
         raise UserError(f"'{model}' has no model.safetensors on the Hub: {kind[0]}", kind[1])
 
 
@@ -214,8 +240,8 @@ def left_out(folder: Path) -> tuple[str, ...]:
     And all but the last of keys that occur twice.
     """
     notes = [f"{one} twice: the last is read" for one in _repeated(folder)]
-    if (folder / _ADAPTER).is_file():
-        notes.append(f"left out: the LoRA adapter of {_ADAPTER}, which is to be merged first")
+    if (folder / ADAPTER).is_file():
+        notes.append(f"left out: the LoRA adapter of {ADAPTER}; --adapter {folder} merges it")
     return tuple(notes)
 
 
@@ -249,20 +275,21 @@ def _of_kinds(*places: list[str]) -> tuple[str, str] | None:
     return None
 
 
-def _of_adapter(folder: Path, names: list[str]) -> tuple[str, str] | None:
-    if _ADAPTER not in names:
+def _of_adapter(folder: Path, names: list[str], own: str = "") -> tuple[str, str] | None:
+    """own: what the user named, if it is not the folder."""
+    if ADAPTER not in names:
         return None
-    base = None
+    base: object = None
     with suppress(UserError, OSError):
-        config = read_object(folder / _ADAPTER, CONFIG_BYTES, "", lenient=True)
+        config = read_object(folder / ADAPTER, CONFIG_BYTES, "", lenient=True)
         base = config.get("base_model_name_or_path")
-    of = f" of {base}" if isinstance(base, str) and base.isprintable() else ""
-    named = base if of else "BASE"
+    known = base if isinstance(base, str) and base.isprintable() else ""
+    of = f" of {known}" if known else ""
+    named = shlex.quote(known) if known else "BASE"
+    own = shlex.quote(own or str(folder))
     return (
         f"it is a LoRA adapter{of:.200}",
-        f"merge it first: PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("
-        f"{json.dumps(named):.200}), {json.dumps(str(folder))}).merge_and_unload()"
-        ".save_pretrained(MERGED), and name MERGED",
+        f"name its base as the model: --model {named:.200} --adapter {own}",
     )
 
 

@@ -162,6 +162,13 @@ def targets(names: Iterable[str], decoder: Decoder) -> dict[str, str]:
     return {name: target for name, (target, _) in found.items() if target in state}
 
 
+def places(names: Iterable[str], model: Any) -> dict[str, tuple[str, bool]]:
+    """{name in a checkpoint: the model's parameter, and whether it becomes only a part of it}."""
+    state = model.state_dict()
+    found = _targets(names, model).items()
+    return {name: (own, by is not None) for name, (own, by) in found if own in state}
+
+
 def _targets(names: Iterable[str], model: Any) -> dict[str, tuple[str, _Converter | None]]:
     """The model's name of each tensor, or its own name where the model doesn't have it."""
     state, mapping = model.state_dict(), get_model_conversion_mapping(model)

@@ -99,6 +99,7 @@ class BuildOptions:
     prefill_capacities: tuple[int, ...] = _advanced(())
     dtype: DType = "fp32"
     weights: WeightsFlag | None = None
+    adapter: str | None = None
     target: Target = "onnxruntime"
     baseline: bool = False
     verify: bool = False

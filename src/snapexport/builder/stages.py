@@ -237,4 +237,5 @@ def manifest_of(
         versions={"python": platform.python_version()} | {n: version(n) for n in _RECORDED},
         matrices=parts.matrices(placed.tensors, placed.integers),
         bits_per_weight=parts.bits_per_weight(placed.tensors, placed.integers),
+        adapter=resolved.adapter,
     )

@@ -58,6 +58,7 @@ _HELPS = {
     "of 4 bits). dequantize: in the dtype (default otherwise). int8, int4: rounded in blocks; int4 "
     "is less accurate. fp8: keep the checkpoint's fp8 weights, for the tensorrt targets: half of "
     "bf16's memory, slower",
+    "adapter": "LoRA adapter of PEFT, a folder or a Hub id, which is merged into the weights",
     "target": "onnxruntime: with operators of its own; tensorrt: in forms that its parser takes; "
     "portable: standard operators only; openvino: standard operators and products of integers",
     "baseline": "also write the full-cache graphs of the same trace",

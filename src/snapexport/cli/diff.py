@@ -67,6 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="checkpoint of the reference (default: the build's own weights)",
     )
     parser.add_argument(
+        "--adapter",
+        metavar="NAME",
+        help="the LoRA adapter that the build was made with, which --model has not",
+    )
+    parser.add_argument(
         "--backends",
         type=_backends_named,
         default=("onnxruntime",),
@@ -88,7 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
         from snapexport.compare.diff import compare_build
     loaders = _loaders(build, arguments.backends)
     with ERR.status("comparing") if ERR.is_terminal else nullcontext():
-        found = compare_build(build, arguments.model, prompts, arguments.steps, loaders)
+        found = compare_build(
+            build, arguments.model, prompts, arguments.steps, loaders, arguments.adapter
+        )
     if arguments.json:
         print(json.dumps({"differences": [asdict(difference) for difference in found]}))
     else:

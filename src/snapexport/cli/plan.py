@@ -28,7 +28,7 @@ from snapexport.contract.memory import spelled
 HELP = "find what fits into a given memory, before anything is built"
 
 NOT_PLANNED = frozenset(
-    "out baseline verify overwrite link_weights decode_batches tensor_parallel".split()
+    "adapter out baseline verify overwrite link_weights decode_batches tensor_parallel".split()
 )
 """Flags of `build` that a plan does not take, beside those of methods that say so."""
 _HELPS = {

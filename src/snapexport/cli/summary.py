@@ -40,6 +40,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "quantization": manifest.quantization,
         "matrices": manifest.matrices,
         "bits_per_weight": manifest.bits_per_weight,
+        "adapter": manifest.adapter.name if manifest.adapter else None,
         "linked_weights": manifest.linked_weights,
         "shared_weights": bool(manifest.graph_options.share_weights),
         "cache_dtype": manifest.cache_dtype,
@@ -152,6 +153,8 @@ def _weights_line(manifest: Manifest, nbytes: int) -> str:
         line += f", {manifest.bits_per_weight:.2f} bits a weight: {forms}"
     elif manifest.quantization:
         line += f", linear layers in {manifest.quantization}"
+    if manifest.adapter:
+        line += f", with the adapter {manifest.adapter.name}"
     if manifest.graph_options.share_weights:
         line += ", one copy for all graphs, which take the matrices as inputs"
     return line + (f", {LINKED}" if manifest.linked_weights else "")

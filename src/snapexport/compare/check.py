@@ -114,7 +114,7 @@ def _with_compressed_cache(
 
 
 def _reference(sample: Sample) -> Reference:
-    return Reference(small_model(sample.decoder, sample.state_dict()))
+    return Reference(small_model(sample.decoder, sample.state_dict(), sample.adapted()))
 
 
 def _clear_tokens(reference: Reference, sample: Sample) -> tuple[list[int], Answer]:

@@ -105,14 +105,16 @@ def compare_build(
     prompts: list[list[int]],
     steps: int,
     loaders: Mapping[str, GraphLoader] | None = None,
+    adapter: str | None = None,
 ) -> list[Difference]:
     """Differences of all systems over all prompts, of each system and every earlier one.
 
-    loaders: of the build's graphs, by backend; ONNX Runtime's if none are given.
+    loaders: of the build's graphs, by backend; ONNX Runtime's if none are given. adapter: that the
+    build was made with, if there is a checkpoint.
     """
     with _quiet():
         systems, sequences = [_System("transformers", original=True)], list[_Sequence]()
-        model, decoder = reference_model(build, checkpoint)
+        model, decoder = reference_model(build, checkpoint, adapter)
         reference, never_sampled = Reference(model), decoder.never_sampled
         for prompt in prompts:
             continuation, logits = reference.continuation(prompt, steps, never_sampled)

@@ -2,12 +2,14 @@
 
 Of a few layers for a small decoder; of a whole checkpoint, or of a build's own weights, a layer's
 weights at a time: they are read when it runs, and dropped after it. Refuses a checkpoint that can't
-be the build's, since every difference would mean nothing. Shares with our graphs no arithmetic.
+be the build's, since every difference would mean nothing. Shares with our graphs no arithmetic,
+but for how an adapter is merged.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +33,15 @@ from snapexport.exporter.model.models import (
 from snapexport.exporter.model.probe import load_decoder
 from snapexport.exporter.quiet import quiet, without_progress_bars
 from snapexport.exporter.read import local_path, open_checkpoint
+from snapexport.exporter.read.adapter import open_adapter
 from snapexport.exporter.read.checkpoint import QUANTIZATION, Checkpoint
 from snapexport.exporter.read.folders import CONFIG
 from snapexport.exporter.read.gguf.header import GgufHeader
 from snapexport.exporter.weights import derived
+from snapexport.exporter.weights.adapter import with_adapter
+from snapexport.exporter.weights.conversion import as_torch
 from snapexport.exporter.weights.forms.parts import dequantize
+from snapexport.exporter.weights.tensor_file import Tensor as Stored
 
 Tensors = dict[str, Tensor]
 Chosen = Callable[[str], bool]
@@ -53,10 +59,11 @@ _SAME = (
 """Facts of the manifest that a config.json has to agree with."""
 
 
-def small_model(decoder: Decoder, tensors: Tensors) -> Any:
+def small_model(decoder: Decoder, tensors: Tensors, adapted: Tensors) -> Any:
     """The model of a decoder that is left with some layers. Raises UserError.
 
-    tensors: by the names of a checkpoint, to be converted by transformers.
+    tensors: by the names of a checkpoint, to be converted by transformers. adapted: those that an
+    adapter changed, by the model's names.
     """
     eager = {"attn_implementation": IMPLEMENTATION, "experts_implementation": "eager"}
     model, report = _from_pretrained(decoder, None, torch.float32, state_dict=tensors, **eager)
@@ -67,16 +74,57 @@ def small_model(decoder: Decoder, tensors: Tensors) -> Any:
                 f"{sorted(map(str, report[what]))[:3]}",
                 "this checkpoint cannot be built",
             )
+    model.load_state_dict(adapted, strict=False)
     return _of_text(model, decoder)
 
 
-def reference_model(build: Build, checkpoint: str | None) -> tuple[Any, Decoder]:
-    """The model of `checkpoint`, or of config and weights of the build itself. Raises UserError."""
-    opened = _configs_of(build) if checkpoint is None else open_checkpoint(local_path(checkpoint))
+def reference_model(
+    build: Build, checkpoint: str | None, adapter: str | None = None
+) -> tuple[Any, Decoder]:
+    """The model of `checkpoint`, or of config and weights of the build itself. Raises UserError.
+
+    adapter: the one that the build was made with, which the checkpoint does not have.
+    """
+    _require_adapter(build, checkpoint, adapter)
+    if checkpoint is None:
+        configs = _configs_of(build)
+        decoder = _matching_decoder(build, configs)
+        model = _own_model(build, configs, decoder)
+        return causal_language_model(model, decoder.names), decoder
+    opened = open_checkpoint(local_path(checkpoint))
     decoder = _matching_decoder(build, opened)
-    own = checkpoint is None
-    model = _own_model(build, opened, decoder) if own else _model_of(opened, decoder)
-    return causal_language_model(model, decoder.names), decoder
+    if adapter is None:
+        return causal_language_model(_model_of(opened, decoder), decoder.names), decoder
+    merged = with_adapter(opened, decoder, open_adapter(adapter), partial(_decoder, build))
+    if opened.config.get(QUANTIZATION) is not None:
+        raise UserError(
+            "diff --adapter does not take a quantized checkpoint",
+            "leave out --model and --adapter, which compares with the build's own weights",
+        )
+    base = _model_of(opened, decoder, widened=False).state_dict()
+    model = _by_layer(base, merged.decoder, merged.changed)
+    return causal_language_model(model, merged.decoder.names), merged.decoder
+
+
+def _require_adapter(build: Build, checkpoint: str | None, adapter: str | None) -> None:
+    """Raise UserError for an adapter that is missing, another, or that nothing asks for."""
+    built = build.manifest.adapter
+    if adapter is None:
+        if built is None or checkpoint is None:
+            return
+        raise UserError(
+            f"the build has the adapter {built.name} in its weights, {checkpoint} has not",
+            "add --adapter with its folder; or leave out --model, which compares with the build's "
+            "own weights",
+        )
+    if built is None or checkpoint is None:
+        why = "the build has none" if built is None else "the build's own weights have it"
+        raise UserError(f"--adapter {adapter} has no part in this: {why}", "leave it out")
+    if open_adapter(adapter).sha256 != built.sha256:
+        raise UserError(
+            f"{adapter} is not the adapter that was built, {built.name}",
+            "its two files must be those that were built",
+        )
 
 
 def drop_quantization(config: Any) -> tuple[Any, Any]:
@@ -132,11 +180,12 @@ def _of_text(model: Any, decoder: Decoder) -> Any:
     return found
 
 
-def _model_of(checkpoint: Checkpoint, decoder: Decoder) -> Any:
+def _model_of(checkpoint: Checkpoint, decoder: Decoder, *, widened: bool = True) -> Any:
+    """The model of a checkpoint. widened: to fp32, if the checkpoint has 16 bits."""
     if checkpoint.gguf:
         return _gguf_model(checkpoint.gguf, decoder)
     try:
-        return _whole_model(checkpoint, decoder)
+        return _whole_model(checkpoint, decoder, widened)
     except (ImportError, RuntimeError, ValueError) as error:
         if checkpoint.config.get(QUANTIZATION) is not None:
             raise UserError(
@@ -153,7 +202,7 @@ def _model_of(checkpoint: Checkpoint, decoder: Decoder) -> Any:
         raise
 
 
-def _whole_model(checkpoint: Checkpoint, decoder: Decoder) -> Any:
+def _whole_model(checkpoint: Checkpoint, decoder: Decoder, widened: bool) -> Any:
     """The model of all files. 16 bits stay where they are, and a layer is widened when it runs."""
     kinds = {
         _SIXTEEN_BITS.get(tensor.dtype, torch.float32) for tensor in checkpoint.tensors.values()
@@ -165,15 +214,23 @@ def _whole_model(checkpoint: Checkpoint, decoder: Decoder) -> Any:
             f"transformers finds no weights for {missing[0]} in {checkpoint.directory}",
             "leave out --model, which compares with the build's own weights",
         )
-    if dtype == torch.float32:
+    if dtype == torch.float32 or not widened:
         return given
-    stored = given.state_dict()
+    return _by_layer(given.state_dict(), decoder, {})
+
+
+def _by_layer(stored: Tensors, decoder: Decoder, changed: Mapping[str, Stored]) -> Any:
+    """A model of which a layer is in fp32 when it runs. changed: tensors in the place of others."""
     model = make_model(decoder.config, decoder.whole, dtype=torch.float32).eval()
-    read_by_layer(
-        model,
-        decoder.names.layers,
-        lambda chosen: {name: one.float() for name, one in stored.items() if chosen(name)},
-    )
+
+    def read(chosen: Chosen) -> Tensors:
+        own = {name: decoder.names.tied.get(name, name) for name in stored if chosen(name)}
+        return {
+            name: as_torch(changed[source]).float() if source in changed else stored[name].float()
+            for name, source in own.items()
+        }
+
+    read_by_layer(model, decoder.names.layers, read)
     return model
 
 
@@ -225,10 +282,14 @@ def _without_padding(tensors: Tensors, columns: Mapping[str, int]) -> Tensors:
     return {n: one[..., : columns.get(n)] if one.ndim == 2 else one for n, one in tensors.items()}
 
 
+def _decoder(build: Build, checkpoint: Checkpoint) -> Decoder:
+    manifest = build.manifest
+    length = manifest.geometry.L_max if manifest.model.longrope else None
+    return load_decoder(checkpoint, longrope_for=length)
+
+
 def _matching_decoder(build: Build, checkpoint: Checkpoint) -> Decoder:
-    built = build.manifest.model
-    length = build.manifest.geometry.L_max if built.longrope else None
-    decoder = load_decoder(checkpoint, longrope_for=length)
+    built, decoder = build.manifest.model, _decoder(build, checkpoint)
     _require_same(checkpoint, "architecture", decoder.family.name, built.architecture)
     facts = model_facts(decoder, checkpoint)
     for name in _SAME:

@@ -23,6 +23,7 @@ from snapexport.exporter.quiet import quiet, without_progress_bars
 from snapexport.exporter.read import open_checkpoint
 from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.weights import conversion, derived
+from snapexport.exporter.weights.adapted import Adapted
 from snapexport.exporter.weights.arranged import Picked
 from snapexport.exporter.weights.tensor_file import Tensor
 from snapexport.files.safetensors import TensorSpan
@@ -96,6 +97,14 @@ class Sample:
             if isinstance(one, TensorSpan)
             else conversion.as_torch(one)
             for name, one in self.stored.items()
+        }
+
+    def adapted(self) -> dict[str, torch.Tensor]:
+        """What an adapter changed, by the names of the decoder's model."""
+        return {
+            name: conversion.as_torch(one)
+            for name, one in self.checkpoint.tensors.items()
+            if isinstance(one.stored if isinstance(one, Picked) else one, Adapted)
         }
 
 

@@ -155,7 +155,10 @@ BUILD_RULES: tuple[Rule, ...] = (
         FP8,
         "an engine would convert all of them to 32 bits at the start of each run, and hold that",
     ),
-    Rule(LINKED, INTEGERS, "quantized weights are new files"),
+    *(
+        Rule(LINKED, choice, "quantized and merged weights are new files")
+        for choice in (INTEGERS, flag("adapter", "DIR"))
+    ),
     # Caches.
     Rule(
         FP16_CACHE,

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from snapexport.contract.engines import EngineEntry, FileName, Strict, Word
+from snapexport.contract.engines import EngineEntry, FileName, Strict, Title, Word
 from snapexport.contract.graph_kinds import graph_kinds, graph_of, require_graph_name
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.records import RecordedGeometry, RecordedOptions
@@ -108,6 +108,13 @@ class Verified(Strict):
     largest_difference: NonNegativeFloat
 
 
+class AdapterEntry(Strict):
+    """The LoRA adapter that is merged into the weights. sha256: of its files."""
+
+    name: Title
+    sha256: str
+
+
 class Manifest(Strict):
     """Everything that a run needs to know of a build.
 
@@ -127,6 +134,7 @@ class Manifest(Strict):
     them; the package onnx refuses files with more than one link.
     engines: engines that `snapexport engine` added, by the name of their folder in `engines/`.
     verified: what was compared with transformers before the build; absent where nothing was.
+    adapter: absent without one.
     """
 
     format_version: int
@@ -147,6 +155,7 @@ class Manifest(Strict):
     engines: dict[Word, EngineEntry]
     versions: dict[Word, Word]
     verified: Verified | None = None
+    adapter: AdapterEntry | None = None
     matrices: dict[Word, PositiveInt] = Field(default_factory=dict)
     bits_per_weight: PositiveFloat | None = None
 
@@ -267,7 +276,7 @@ class Manifest(Strict):
 
     def write(self, directory: Path) -> None:
         """Write or replace the manifest. A kill leaves either the old or the new one, valid."""
-        absent = None if self.verified else {"verified"}
+        absent = {name for name in ("verified", "adapter") if getattr(self, name) is None}
         text = self.model_dump_json(indent=2, exclude=absent) + "\n"
         digest = f"{hashlib.sha256(text.encode()).hexdigest()}  {MANIFEST}\n"
         path = directory / DIGEST

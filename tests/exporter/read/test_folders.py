@@ -33,13 +33,9 @@ def told(path: Path) -> str:
         ({"README.md": ""}, ["it has no config.json", "save_pretrained"]),
         (
             {"adapter_config.json": ADAPTER, "adapter_model.safetensors": "x"},
-            [
-                "is a LoRA adapter of owner/base",
-                'from_pretrained("owner/base")',
-                "merge_and_unload",
-            ],
+            ["is a LoRA adapter of owner/base", "--model owner/base --adapter "],
         ),
-        ({"adapter_config.json": "{"}, ["is a LoRA adapter\n", 'from_pretrained("BASE")']),
+        ({"adapter_config.json": "{"}, ["is a LoRA adapter\n", "--model BASE --adapter "]),
         ({"consolidated.safetensors": "x", "params.json": "{}"}, ["Mistral's own layout"]),
         ({"consolidated.00.pth": "x", "params.json": "{}"}, ["Meta's own layout", "the one above"]),
         ({"original/consolidated.00.pth": "x"}, ["Meta's own layout"]),
