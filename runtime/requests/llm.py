@@ -29,6 +29,7 @@ from snapexport.runtime.requests.prompts import (
     Prompt,
     load_tokenizer,
 )
+from snapexport.runtime.requests.pulse import Pulse
 from snapexport.runtime.requests.request import (
     Completion,
     OutputDelta,
@@ -251,6 +252,11 @@ class LLM:
     def busy(self) -> bool:
         """Whether a step would do anything, or has deltas to return."""
         return self._loop.scheduler.busy or bool(self._outbox)
+
+    @property
+    def pulse(self) -> Pulse:
+        """The executor's signs of life. Any thread may read them."""
+        return self._loop.pulse
 
     @property
     def parks(self) -> bool:

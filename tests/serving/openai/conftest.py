@@ -69,7 +69,7 @@ def started(llm: LLM, seconds: float = SECONDS, max_pending: int = MAX_PENDING) 
 async def serve(begun: "Future[Served]", ended: asyncio.Event) -> None:
     llm = make_llm()
     model = started(llm)
-    api = Api(model, Health(model.streams, patience_seconds=SECONDS))
+    api = Api(model, Health(model.streams))
     listener = socket.create_server(("127.0.0.1", 0))
     async with listening(api, listener):
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

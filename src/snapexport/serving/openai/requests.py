@@ -193,7 +193,8 @@ def detokenize(model: Model, body: DetokenizeRequest) -> dict[str, Any]:
     most = model.limits.vocab_size
     if wrong := [token for token in body.tokens if not 0 <= token < most]:
         raise invalid(f"{wrong[0]} is not a token of the model", "tokens")
-    assert model.tokenizer, "it is not served without one"
+    if model.tokenizer is None:
+        raise invalid("the build has no tokenizer")
     return {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
 

@@ -1,7 +1,8 @@
-"""Checks whether the model answers, and ends the command if it no longer does.
+"""Says whether the model lives, without waiting for it, and ends the command if it fails.
 
-The model is healthy if a token was produced in the last 5 s, a one-token probe succeeds, or it
-reports a full queue; it is unhealthy after 30 s of silence.
+A finished piece of work is life: a decode step, or a chunk of a prompt. A piece that takes far
+longer than any before is silence. Where no request has shown life lately a token is asked for, but
+no check waits for it: it might wait for prompts that came meanwhile.
 """
 
 import asyncio
@@ -16,13 +17,13 @@ from snapexport.serving.streams import Streams
 from snapexport.serving.worker import GenerationError
 
 FRESH_SECONDS = 5.0
-"""Seconds for which an output counts as a sign of health."""
+"""Seconds for which a finished piece counts as a sign of health."""
 
-PATIENCE_SECONDS = 30.0
-"""Seconds that a probe may take; it may wait for long prompts."""
+WAIT_SECONDS = 0.1
+"""Most seconds that a check takes."""
 
 SILENT, FAILED = "model_silent", "model_failed"
-"""Codes of an unhealthy model: the probe had no answer in time, or an error."""
+"""Codes of an unhealthy model: a piece of work does not end, or the token had an error."""
 
 PROBE = Request((0,), SamplingParams(max_tokens=1, ignore_eos=True))
 
@@ -30,28 +31,33 @@ CHECK_SECONDS = 2.0
 """Seconds between two checks of `supervise`."""
 
 FAILURES = 2
-"""Failed checks in a row that end the command. Silence is not a failure: the queue may be long."""
+"""Failed checks in a row that end the command. Silence is not a failure: a piece may be long."""
+
+OTHERS = ("full", "deadline", "cancelled")
+"""Ends of a probe that say nothing of the model."""
 
 
 class Health:
     """Checks the model of one server."""
 
-    def __init__(self, streams: Streams, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, streams: Streams) -> None:
         self.streams = streams
-        self._patience = patience_seconds
-        self._probing = asyncio.Lock()
+        self._probe: asyncio.Task[None] | None = None
+        self._error = ""
+        """Of the last probe."""
 
     async def check(self) -> None:
         """Return if the model is healthy. Raises ApiError."""
-        async with self._probing:  # one probe answers all who wait for it
-            if time.monotonic() - self.streams.last_output < FRESH_SECONDS:
-                return
-            try:
-                await self._probe()
-            except GenerationError as error:
-                if error.code != "full":
-                    code = SILENT if error.code == "deadline" else FAILED
-                    raise _unhealthy(str(error), code) from None
+        fresh = time.monotonic() - self.streams.pulse.last < FRESH_SECONDS
+        if self._is_probing or (self.streams.worker.is_idle and not fresh):
+            await asyncio.wait([self._probed()], timeout=WAIT_SECONDS)
+        pulse = self.streams.pulse
+        if not self.streams.worker.is_running:
+            raise _unhealthy("its thread has ended", FAILED)
+        if pulse.is_silent:
+            raise _unhealthy(f"no step has ended for {pulse.silence:.1f} s", SILENT)
+        if self._error and self.streams.needs_probe:
+            raise _unhealthy(self._error, FAILED)
 
     async def supervise(self) -> NoReturn:
         """Raise UserError once the model can no longer answer."""
@@ -60,28 +66,33 @@ class Health:
             await asyncio.sleep(CHECK_SECONDS)
             if not self.streams.worker.is_running:
                 raise _end_error("the model's thread has ended")
-            failed = self.streams.needs_probe and await self._fails()
-            failures = failures + 1 if failed else 0
+            failures = failures + 1 if self.streams.needs_probe and await self._fails() else 0
         raise _end_error("the model no longer answers")
 
     async def _fails(self) -> bool:
-        try:
-            await self.check()
-        except ApiError as error:
-            return bool(error.body["error"]["code"] == FAILED)
-        return False
+        await asyncio.wait([self._probed()])
+        return bool(self._error) and self.streams.needs_probe
 
-    async def _probe(self) -> None:
+    @property
+    def _is_probing(self) -> bool:
+        return self._probe is not None and not self._probe.done()
+
+    def _probed(self) -> asyncio.Task[None]:
+        """The probe that runs, or a new one: one answers all who wait for it."""
+        if self._probe is None or not self._is_probing:
+            self._probe = asyncio.create_task(self._ask())
+        return self._probe
+
+    async def _ask(self) -> None:
+        """Ask for a token, and note how that ends."""
+        error = ""
         try:
-            async with (
-                asyncio.timeout(self._patience),
-                aclosing(self.streams.stream(PROBE)) as outputs,
-            ):
+            async with aclosing(self.streams.stream(PROBE)) as outputs:
                 async for _ in outputs:
                     pass
-        except TimeoutError:
-            message = f"no token came within {self._patience:g} s"
-            raise _unhealthy(message, SILENT) from None
+        except GenerationError as failure:
+            error = "" if failure.code in OTHERS else str(failure)
+        self._error = error
 
 
 def _unhealthy(why: str, code: str) -> ApiError:
