@@ -148,9 +148,9 @@ class LLM:
         """Answer one conversation, or each of a list, through the build's chat template.
 
         A message is {"role": "user", "content": "..."}. chat_template_kwargs: values for names that
-        the template reads. tools: OpenAI's objects, which the template shows to the model; calls
-        are text. An answer ends at the template's own end token too. session: as in `generate`.
-        Raises UserError.
+        the template reads. tools: OpenAI's objects, which the template or the system message shows
+        to the model; calls are text. An answer ends at the template's own end token too. session:
+        as in `generate`. Raises UserError.
         """
         each = prompts_module.conversations(messages)
         how = prompts_module.params_for_each(params, len(each))
