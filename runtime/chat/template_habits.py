@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError
+from snapexport.runtime.chat.parsers.parser import load_json
 from snapexport.runtime.requests.prompts import Message, encode
 
 if TYPE_CHECKING:
@@ -215,10 +216,7 @@ def _call(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
 
 def _object_of(text: str) -> Any:
     """The object; the text itself if it is none."""
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return text
+    value = load_json(text or "{}")
     return value if isinstance(value, dict) else text
 
 

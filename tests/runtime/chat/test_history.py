@@ -38,6 +38,7 @@ def test_arguments_have_the_form_that_the_template_takes(
 
 def test_arguments_that_are_not_an_object_stay_a_text() -> None:
     assert text(AS_JSON, called("{'a'")) == "\"{'a'\""
+    assert "Infinity" not in text(AS_JSON, called('{"a": 1e999}'))
 
 
 NULL = "{% if m.content is none %}" + PAIRS + "{% endif %}"
