@@ -27,6 +27,7 @@ from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.chat.template_habits import sources
 from snapexport.runtime.requests.generation_config import CONFIG, served_sampling
+from snapexport.serving.health import Health
 from snapexport.serving.model import Model, has_tokenizer, warm_up
 from snapexport.serving.openai.api import Api
 from snapexport.serving.openai.http.access import Access, allowed_hosts
@@ -36,7 +37,6 @@ from snapexport.serving.openai.http.connections import (
     connection_factory,
     raise_file_limit,
 )
-from snapexport.serving.openai.http.health import Health
 from snapexport.serving.options import ServeOptions
 from snapexport.serving.process import Addresses, url_of
 

@@ -14,9 +14,9 @@ import pytest
 from snapexport.runtime import confined
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.requests.llm import LLM
+from snapexport.serving.health import Health
 from snapexport.serving.model import Model
 from snapexport.serving.openai.api import Api
-from snapexport.serving.openai.http.health import Health
 from snapexport.serving.serve import listening
 from tests.serving.openai.watched_llm import WatchedLLM, make_llm
 from tests.serving.process import SECONDS

@@ -13,8 +13,8 @@ import pytest
 from snapexport.errors import UserError
 from snapexport.runtime.requests import pulse
 from snapexport.runtime.requests.llm import LLM
-from snapexport.serving.openai.http import health as health_module
-from snapexport.serving.openai.http.health import FAILED, SILENT, Health
+from snapexport.serving import health as health_module
+from snapexport.serving.health import FAILED, SILENT, Health
 from snapexport.serving.worker import Failure
 from tests.serving.openai.conftest import Served, soon, started
 from tests.serving.openai.watched_llm import make_llm

@@ -12,7 +12,6 @@ from typing import NoReturn
 
 from snapexport.errors import UserError
 from snapexport.runtime.requests.request import Request, SamplingParams
-from snapexport.serving.openai.http.errors import ApiError
 from snapexport.serving.streams import Streams
 from snapexport.serving.worker import GenerationError
 
@@ -37,27 +36,36 @@ OTHERS = ("full", "deadline", "cancelled")
 """Ends of a probe that say nothing of the model."""
 
 
-class Health:
-    """Checks the model of one server."""
+class UnhealthyError(Exception):
+    """The model is dead or silent."""
 
-    def __init__(self, streams: Streams) -> None:
-        self.streams = streams
+    def __init__(self, why: str, code: str) -> None:
+        super().__init__(f"the model does not answer: {why}")
+        self.code = code
+
+
+class Health:
+    """Checks the model of one server, in its event loop."""
+
+    def __init__(self, streams: Streams, asks: bool = True) -> None:
+        """asks: for a token where nothing runs; a worker without prefill can't."""
+        self.streams, self._asks = streams, asks
         self._probe: asyncio.Task[None] | None = None
         self._error = ""
         """Of the last probe."""
 
     async def check(self) -> None:
-        """Return if the model is healthy. Raises ApiError."""
+        """Return if the model is healthy. Raises UnhealthyError."""
         fresh = time.monotonic() - self.streams.pulse.last < FRESH_SECONDS
-        if self._is_probing or (self.streams.worker.is_idle and not fresh):
+        if self._is_probing or (self._asks and self.streams.worker.is_idle and not fresh):
             await asyncio.wait([self._probed()], timeout=WAIT_SECONDS)
         pulse = self.streams.pulse
         if not self.streams.worker.is_running:
-            raise _unhealthy("its thread has ended", FAILED)
+            raise UnhealthyError("its thread has ended", FAILED)
         if pulse.is_silent:
-            raise _unhealthy(f"no step has ended for {pulse.silence:.1f} s", SILENT)
+            raise UnhealthyError(f"no step has ended for {pulse.silence:.1f} s", SILENT)
         if self._error and self.streams.needs_probe:
-            raise _unhealthy(self._error, FAILED)
+            raise UnhealthyError(self._error, FAILED)
 
     async def supervise(self) -> NoReturn:
         """Raise UserError once the model can no longer answer."""
@@ -93,10 +101,6 @@ class Health:
         except GenerationError as failure:
             error = "" if failure.code in OTHERS else str(failure)
         self._error = error
-
-
-def _unhealthy(why: str, code: str) -> ApiError:
-    return ApiError(503, f"the model does not answer: {why}", code=code)
 
 
 def _end_error(why: str) -> UserError:
