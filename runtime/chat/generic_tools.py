@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from snapexport.errors import UserError
 from snapexport.runtime.requests.prompts import Message
 
 _INTRODUCTION = (
@@ -22,9 +23,11 @@ _SYSTEM = ("system", "developer")
 def with_tools(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], role: str
 ) -> list[Message]:
-    """The messages with a description of the tools in the first one. role: system, or user."""
-    lines = (json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    text = _INTRODUCTION.format(tools="\n".join(lines))
+    """The messages with a description of the tools in the first one. role: system, or user.
+
+    Raises UserError.
+    """
+    text = _INTRODUCTION.format(tools="\n".join(map(_line, tools)))
     first = messages[0]
     if first["role"] in _SYSTEM and role == "system":
         return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
@@ -35,6 +38,14 @@ def with_tools(
         return [{"role": role, "content": text}, *messages]
     turn = {**messages[at], "content": f"{text}\n\n{messages[at]['content']}"}
     return [*messages[:at], turn, *messages[at + 1 :]]
+
+
+def _line(tool: Mapping[str, Any]) -> str:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or "name" not in function:
+        known = 'a tool is {"type": "function", "function": {"name": "f", "parameters": {...}}}'
+        raise UserError(f"{tool!r:.200} is not a tool", known)
+    return json.dumps(function, ensure_ascii=False)
 
 
 def with_history(messages: Sequence[Message]) -> list[Message]:

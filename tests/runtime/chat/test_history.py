@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import Chat, ChatPrompts
 from snapexport.runtime.chat.chat_template import ChatTemplate
 
@@ -99,6 +100,8 @@ def test_tools_are_described_where_the_template_shows_none(
         assert described in shown and shown.endswith("[user]a?")
     shown = text(STRICT, USER, calls_of("f"), RESULTS[0], tools=[TOOL])
     assert described in shown.partition("|")[0] and "a?|{" in shown
+    with pytest.raises(UserError, match="is not a tool"):
+        text(SHOWN, USER, tools=[{"type": "function"}])
     caplog.clear()
     prompts = ChatPrompts(None, ChatTemplate(STRICT, {}))
     for _ in range(2):
