@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -60,7 +61,8 @@ def test_check_waits_for_no_prompt(stale: Served, monkeypatch: pytest.MonkeyPatc
     before = len(stale.llm.requests)
     with ThreadPoolExecutor() as threads:
         body = {"model": "model", "prompt": "a" * 150, "max_tokens": 1}
-        asked = [threads.submit(stale.client().completions.create, **body) for _ in range(2)]  # type: ignore[call-overload]
+        create: Any = stale.client().completions.create
+        asked = [threads.submit(create, **body) for _ in range(2)]
         assert soon(lambda: len(stale.llm.requests) == before + 2)
         while not all(one.done() for one in asked):
             began = time.monotonic()
@@ -70,14 +72,19 @@ def test_check_waits_for_no_prompt(stale: Served, monkeypatch: pytest.MonkeyPatc
 
 
 def test_silence_is_judged_by_the_longest_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(pulse.time, "monotonic", lambda: now[0])
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(pulse, "time", clock)
     beats = pulse.Pulse()
     beats.work()
-    assert [now.__setitem__(0, at) or beats.is_silent for at in (29.0, 31.0)] == [False, True]
-    now[0] = 100.0
+
+    def is_silent_at(seconds: float) -> bool:
+        clock.now = seconds
+        return beats.is_silent
+
+    assert not is_silent_at(29) and is_silent_at(31)
+    clock.now = 100.0
     beats.beat()  # a machine so slow that one chunk takes that long
-    assert [now.__setitem__(0, at) or beats.is_silent for at in (1099.0, 1101.0)] == [False, True]
+    assert not is_silent_at(1099) and is_silent_at(1101)
     beats.rest()
     assert not beats.is_silent
 

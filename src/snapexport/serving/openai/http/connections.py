@@ -15,7 +15,7 @@ from typing import Any
 import h11
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from snapexport.serving.openai.http.access import FREE
@@ -197,8 +197,8 @@ class BoundedConnection(H11Protocol):
         self.transport.close()
 
 
-def only_health(app: ASGIApp) -> ASGIApp:
-    """Refuse everything but /health, and close the connection after the answer."""
+def only_health(app: Any) -> Any:
+    """The application for /health, and a refusal of all else; the connection closes then."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def closing(message: Message) -> None:
