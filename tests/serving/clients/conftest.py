@@ -5,6 +5,7 @@ names the Python that has the server. Elsewhere nothing of this folder is collec
 """
 
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ PYTHON = os.environ.get("SNAPEXPORT_TEST_PYTHON")
 MODEL = Path(os.environ.get("SNAPEXPORT_TEST_MODEL", ""))
 MODEL_NAME = "model"
 LENGTHS = ["--L-max", "4096", "--kv-budget", "1024", "--prefill-chunk", "256", "--batch", "4"]
+TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 OFFLINE = {
     "AUTOGEN_DISABLE_TELEMETRY": "1",
     "HF_HUB_OFFLINE": "1",
@@ -41,12 +43,15 @@ class Target:
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2's template shows no tools: they are described in the system message."""
+    """Tools are in the chat template, by ours if the model's own has none."""
     if not MODEL.is_file():
         pytest.skip("the model is not there: `make real-model` says why it cannot be fetched")
     out = tmp_path_factory.mktemp("clients") / "model.build"
     command = ["-m", "snapexport", "build", "--model", str(MODEL), *LENGTHS, "--out", str(out)]
     subprocess.run([str(PYTHON), *command], check=True, capture_output=True, timeout=600)
+    template = out / TEMPLATE.name
+    if "tools" not in template.read_text():
+        shutil.copyfile(TEMPLATE, template)
     return out
 
 
