@@ -14,7 +14,7 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError, needs_extra
-from snapexport.runtime.chat import template_files
+from snapexport.runtime.chat import generic_tools, template_files
 from snapexport.runtime.chat.parsers.parser import Tools
 from snapexport.runtime.chat.parsers.table import OutputFormat, Reading
 from snapexport.runtime.chat.template_habits import Habits, Template, length_without
@@ -37,7 +37,7 @@ class Chat:
     messages: each has its `role` and its `content`, both texts, and what else the template reads. A
     turn with `tool_calls` may have no content.
     options: values for names that the template reads.
-    tools: OpenAI's objects, which the template shows to the model.
+    tools: OpenAI's objects, which the template or a message shows to the model.
     forced: names of tools of which the answer must call one; several: or more than one.
     strict: names of tools whose parameters are enforced as they are, or refused.
 
@@ -128,13 +128,7 @@ class ChatPrompts:
             return self._with_tools.text(chat)
         _require_messages(chat.messages)
         self._require_short(turn.get("content") for turn in chat.messages)
-        if chat.tools:
-            self.require_tools()
-        if any(turn.get("tool_calls") for turn in chat.messages) and not self._habits.shows_calls:
-            raise UserError(
-                "the checkpoint's chat template does not read tool_calls",
-                "give the calls and their results as text",
-            )
+        chat = self._shown(chat)
         known = [self._habits.adapt(turn) for turn in chat.messages]
         text = self.template.render(
             known,
@@ -146,6 +140,16 @@ class ChatPrompts:
         self._require_short([text])
         return text
 
+    def _shown(self, chat: Chat) -> Chat:
+        """The chat with tools, calls and results as texts, where the template shows none."""
+        if not self._habits.shows_calls:
+            chat = replace(chat, messages=generic_tools.with_history(chat.messages))
+        if not chat.tools or self._habits.shows_tools:
+            return chat
+        role = self._habits.describing_role
+        described = generic_tools.with_tools(chat.messages, chat.tools, role)
+        return replace(chat, messages=described, tools=())
+
     def _require_short(self, texts: Iterable[object]) -> None:
         """Raise UserError for a text that is far too long to be rendered or tokenized."""
         for text in texts if self.limits else ():
@@ -156,6 +160,7 @@ class ChatPrompts:
         """Tokens of a prompt with which the next turn's begins; 0: with all of it, or with none."""
         if chat.tools and self._with_tools:
             return self._with_tools.park_at(chat, token_ids)
+        chat = self._shown(chat)
         options = json.dumps(chat.options, sort_keys=True, default=repr)
         tails = self._habits.tails(options, bool(chat.tools))
         return length_without(token_ids, tails.get(chat.messages[-1]["role"], ()))
@@ -197,14 +202,6 @@ class ChatPrompts:
         if chat.forced:
             parser = partial(known.forced_parser, chat.schemas, text)
         return Reading(parser, known.new_call_id)
-
-    def require_tools(self) -> None:
-        """Raise UserError if the template shows no tools to the model."""
-        if not (self.template.tool_use or self.template).reads_tools:
-            raise UserError(
-                "the checkpoint's chat template does not read tools",
-                "leave tools out, or send tool_choice none",
-            )
 
     def _around_form(self, prompt: ChatPrompt) -> str:
         """The grammar around a form: reasoning before it, calls in its place; empty: neither."""

@@ -7,6 +7,8 @@ after the answer of a short conversation closes it.
 The style of tool calls: OpenAI's arguments are a JSON text; most templates take an object, as
 transformers gives them.
 
+Tools: a template may show none, or refuse a system message that could describe them.
+
 The parking point: the row of a chat's prompt is parked so that the next turn's prompt begins with
 it. A generation prompt may be more than the beginning of the answer in the next turn's history:
 some templates open or close a block of reasoning there. The tokens before it are in both.
@@ -15,6 +17,7 @@ Knows no template's words and no token's name.
 """
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -23,10 +26,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError
+from snapexport.runtime.chat.parsers.parser import load_json
 from snapexport.runtime.requests.prompts import Message, encode
 
 if TYPE_CHECKING:
     from snapexport.runtime.chat.chat_template import ChatTemplate, TemplateProcesses
+
+LOG = logging.getLogger("snapexport.chat")
 
 Template = Union["ChatTemplate", "TemplateProcesses"]
 """A chat template, or one whose time and memory are bounded."""
@@ -105,6 +111,26 @@ class Habits:
             return find_tails(render, self.tokenizer, talk_with_call(self.call_style))
 
         return found
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the template shows tools to the model. If not, the log says once what is done."""
+        if not self.template.reads_tools:
+            LOG.warning(
+                "the chat template shows no tools: the %s message describes them, and calls are "
+                "read as JSON",
+                self.describing_role,
+            )
+        return self.template.reads_tools
+
+    @cached_property
+    def describing_role(self) -> str:
+        """The role of the message that may describe tools: system where the template shows one."""
+        talk = [{"role": "system", "content": ANSWER}, TALK[0]]
+        try:
+            return "system" if ANSWER in self.template.render(talk, True) else "user"
+        except UserError:
+            return "user"
 
     @property
     def shows_calls(self) -> bool:
@@ -190,10 +216,7 @@ def _call(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
 
 def _object_of(text: str) -> Any:
     """The object; the text itself if it is none."""
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return text
+    value = load_json(text or "{}")
     return value if isinstance(value, dict) else text
 
 

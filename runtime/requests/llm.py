@@ -29,6 +29,7 @@ from snapexport.runtime.requests.prompts import (
     Prompt,
     load_tokenizer,
 )
+from snapexport.runtime.requests.pulse import Pulse
 from snapexport.runtime.requests.request import (
     Completion,
     OutputDelta,
@@ -147,9 +148,9 @@ class LLM:
         """Answer one conversation, or each of a list, through the build's chat template.
 
         A message is {"role": "user", "content": "..."}. chat_template_kwargs: values for names that
-        the template reads. tools: OpenAI's objects, which the template shows to the model; calls
-        are text. An answer ends at the template's own end token too. session: as in `generate`.
-        Raises UserError.
+        the template reads. tools: OpenAI's objects, which the template or the system message shows
+        to the model; calls are text. An answer ends at the template's own end token too. session:
+        as in `generate`. Raises UserError.
         """
         each = prompts_module.conversations(messages)
         how = prompts_module.params_for_each(params, len(each))
@@ -251,6 +252,11 @@ class LLM:
     def busy(self) -> bool:
         """Whether a step would do anything, or has deltas to return."""
         return self._loop.scheduler.busy or bool(self._outbox)
+
+    @property
+    def pulse(self) -> Pulse:
+        """The executor's signs of life. Any thread may read them."""
+        return self._loop.pulse
 
     @property
     def parks(self) -> bool:

@@ -19,6 +19,7 @@ from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.rows import Row
 from snapexport.runtime.requests.generation import Generation
 from snapexport.runtime.requests.parked_rows import ParkedRow, ParkedRows
+from snapexport.runtime.requests.pulse import Pulse
 from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.runtime.requests.scheduler import Schedule, Scheduler, Work
 from snapexport.runtime.requests.speculation import Draft, Drafter, Speculation, StepInputs
@@ -51,6 +52,7 @@ class Loop:
             limits.batch, limits.prefill_chunk, max_num_batched_tokens, limits.decode_batches
         )
         self.parked = parked
+        self.pulse = Pulse()
         self._speculation = Speculation(limits, drafters)
         self._compress_every = compress_every
         self._live: dict[int, Generation] = {}
@@ -126,6 +128,7 @@ class Loop:
         of the executor is on the last deltas of the requests in that call, which end: the schedule
         counts as done, and nothing can go on from work that failed.
         """
+        self.pulse.work()
         if self._compress_every:
             self._extend_rows()
         schedule = self.scheduler.schedule()
@@ -187,9 +190,11 @@ class Loop:
                 draft = drafts[request_id].tokens
                 tokens[slot, 1 : 1 + len(draft)] = draft
         with self._speculation.measured(step, drafts):
-            return self._executor.decode(
+            predictions = self._executor.decode(
                 tokens, step.position_ids, step.prompt_length, step.temperature
             )
+        self.pulse.beat()
+        return predictions
 
     def _inputs(self, slots: Mapping[int, int]) -> StepInputs:
         """The inputs of each batch slot up to the last in use."""
@@ -263,6 +268,7 @@ class Loop:
             parking.resume(work.slot, live.begins_with)
         tokens = live.cached_token_ids
         prediction = self._executor.take(work.slot, tokens, piece, live.temperature)
+        self.pulse.beat()
         if piece.is_last and self._keeps_row_of(live) and prediction.is_finite:
             assert parking, "rows are kept only where they can be extended"
             self._keep(live, parking.park(work.slot, piece))

@@ -1,15 +1,17 @@
-"""Reads calls in JSON: Hermes and Qwen, Granite, Llama 3, Mistral and DeepSeek.
+"""Reads calls in JSON: Hermes and Qwen, Granite, Llama 3, Mistral and DeepSeek, and bare ones.
 
 After a header comes one call, a list of calls, or the arguments of a named one. A call of a known
 tool is passed on piece by piece, if its name comes before its arguments; every other one at its
-end.
+end. An object by itself, or in a fence, is a call if it names a known tool, and else text.
 """
 
 import re
 from collections.abc import Callable, Sequence
 
 from snapexport.runtime.chat.parsers.parser import (
+    NAMES,
     OPENED,
+    WRAPPERS,
     ArgumentsText,
     Call,
     CallBegun,
@@ -68,19 +70,40 @@ _REST = re.compile(r'\s{0,64}(?:\}|,\s{0,64}")')
 """What follows arguments in a call's object: its end, or another key."""
 _NEXT = re.compile(r"\s{0,64}(?:(?P<comma>,)\s{0,64}(?=\{)|\])")
 """What follows a call in a list."""
+_FENCE = re.compile(r"\s{0,64}```")
+_NO_FENCE_YET = re.compile(r"\s{0,64}`{0,2}")
+_FIRST = re.compile(
+    r'(?:\[\s*)?(?:\{\s*(?:"(?P<key>\w*)(?:(?P<whole>")\s*(?::\s*(?:"(?P<name>[^"\\]+)")?)?)?)?)?'
+)
+"""The beginning of an object, or of a list of them, up to the text that is its first value."""
+_KEYS = ("name", "type", "id", "arguments", "parameters", *NAMES, *WRAPPERS)
+
+
+def may_be_call(text: str, tools: Tools) -> bool:
+    """Whether an object that begins so may be a call of a known tool: by its first key."""
+    match = _FIRST.match(text)
+    assert match, "nothing is a beginning too"
+    key, name = match["key"] or "", match["name"]
+    if not match["whole"]:
+        return match.end() == len(text) and any(known.startswith(key) for known in _KEYS)
+    is_name = key in NAMES and name is not None
+    return name in tools if is_name else key in _KEYS
 
 
 class JsonReader:
     """Reads stage by stage: the header, a call up to its arguments, these, what follows them."""
 
-    def __init__(self, header: re.Pattern[str], tools: Tools, knows_all: bool = False) -> None:
-        """header: matches up to the JSON, and may have a group `name`. knows_all: what names
-        another tool than these is not a call.
+    def __init__(
+        self, header: re.Pattern[str], tools: Tools, unsure: re.Pattern[str] | None = None
+    ) -> None:
+        """header: matches up to the JSON, and may have groups `name`, and `fence` of Markdown.
+        unsure: what a header may begin with, where an object by itself is a call; what names
+        another tool than these is then text.
         """
-        self._header, self._tools, self._knows_all = header, tools, knows_all
+        self._header, self._tools, self._unsure = header, tools, unsure
         self._stage: Callable[[str], Found | None] = self._read_header
         self._name: str | None = None
-        self._in_list = False
+        self._in_list = self._in_fence = False
         self._start, self._json, self._arguments = 0, JsonEnd(0), ArgumentsText()
         self._ended: list[CallEvent] = []
         """Passed on once it is known where the object of the last arguments ends."""
@@ -93,19 +116,21 @@ class JsonReader:
         """The rest of a call that has begun; nothing of one that is passed on at its end."""
         if self._stage == self._read_arguments:
             return self._arguments.add(text)
-        return self._ended if self._stage == self._read_rest else ()
+        return self._ended
 
     def _read_header(self, text: str) -> Found | None:
         match = self._header.match(text[: 2 * MOST_HEADER])
         if match is None:
-            return Found(1) if len(text) > MOST_HEADER else None
-        self._name = match.groupdict().get("name")
+            may_come = self._unsure is None or self._unsure.fullmatch(text)
+            return None if may_come and len(text) <= MOST_HEADER else Found(1)
+        groups = match.groupdict()
+        self._name, self._in_fence = groups.get("name"), bool(groups.get("fence"))
         self._expect(match.end())
         return self._stage(text)
 
     def _expect(self, start: int) -> None:
         """Let a call, or a list of them, begin there."""
-        self._start, self._json = start, JsonEnd(start)
+        self._start, self._json, self._ended = start, JsonEnd(start), []
         self._stage = self._read_call
 
     def _read_call(self, text: str) -> Found | None:
@@ -118,10 +143,20 @@ class JsonReader:
             self._arguments, self._json = ArgumentsText(), JsonEnd(0)
             self._stage = self._read_arguments
             return Found(self._start + match.end(), [CallBegun(name)], goes_on=True)
+        if self._unsure and not may_be_call(beginning, self._tools):
+            self._stage = self._read_text
+            return self._stage(text)
         end = self._json.find(text)
         if end is None:
             return None
         return self._pass_on(text, end, self._calls(text[self._start : end]))
+
+    def _read_text(self, text: str) -> Found | None:
+        """Pass on an object that is no call up to its end: no call begins within it."""
+        if (end := self._json.find(text)) is not None:
+            return Found(end)
+        length = self._json.let_go()
+        return Found(length, goes_on=True) if length else None
 
     def _read_arguments(self, text: str) -> Found | None:
         end = self._json.find(text)
@@ -150,14 +185,25 @@ class JsonReader:
             return None
         match = _NEXT.match(text, end) if self._in_list else None
         if match is None:
+            return self._close(text, end, calls)
+        if match["comma"] is None:
+            return self._close(text, match.end(), calls)
+        self._expect(0)
+        return Found(match.end(), calls, goes_on=True)
+
+    def _close(self, text: str, end: int, calls: Sequence[CallEvent]) -> Found | None:
+        """The last calls, with the end of their fence."""
+        if not (self._in_fence and calls):
             return Found(end, calls)
-        if has_next := match["comma"] is not None:
-            self._expect(0)
-        return Found(match.end(), calls, goes_on=has_next)
+        self._ended = list(calls)
+        if _NO_FENCE_YET.fullmatch(text, end):
+            return None
+        match = _FENCE.match(text, end)
+        return Found(match.end() if match else end, calls)
 
     def _calls(self, text: str) -> Sequence[Call]:
         calls = calls_of(load_json(text), self._name)
-        if self._knows_all and any(call.name not in self._tools for call in calls):
+        if self._unsure and any(call.name not in self._tools for call in calls):
             return ()
         return calls
 
@@ -167,9 +213,14 @@ def _after(header: str) -> Callable[[Tools], Reader]:
     return lambda tools: JsonReader(pattern, tools)
 
 
-def _of_these_tools(header: str) -> Callable[[Tools], Reader]:
-    pattern = re.compile(header)
-    return lambda tools: JsonReader(pattern, tools, knows_all=True)
+def _of_these_tools(header: str, unsure: str) -> Callable[[Tools], Reader]:
+    pattern, begun = re.compile(header), re.compile(unsure)
+    return lambda tools: JsonReader(pattern, tools, begun)
+
+
+_FENCED = _of_these_tools(
+    r"(?P<fence>```\w{0,16}\s{0,64})?(?=[\[{])", r"`{0,3}|```\w{0,16}\s{0,64}"
+)
 
 
 HERMES = ToolSyntax(("<tool_call>",), _after(r"<tool_call>\s*(?=[\[{])"), closers=("</tool_call>",))
@@ -180,9 +231,14 @@ GRANITE = ToolSyntax(
 )
 BARE = ToolSyntax((), _after(r"\s*(?=\{)"), bare="{")
 """A call and nothing else, as a grammar forces it."""
+KNOWN = ToolSyntax((), _FENCED, bare="{[`")
+"""Calls of known tools, as models write them that forget their family's form."""
+GENERIC = ToolSyntax(
+    ('{"name"', '{ "name"', '{\n  "name"', '[{"name"', '{"tool_call', "```"), _FENCED, bare="{[`"
+)
 LLAMA3 = ToolSyntax(
     ("<|python_tag|>", '{"name"', '{"type"'),
-    _of_these_tools(r"(?:<\|python_tag\|>)?\s*(?=\{)"),
+    _of_these_tools(r"(?:<\|python_tag\|>)?\s*(?=\{)", r"<\|python_tag\|>\s*"),
     closers=(";", "<|eom_id|>"),
     bare="{",
 )

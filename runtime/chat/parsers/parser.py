@@ -134,11 +134,19 @@ OPENED = r"\{\s{0,64}[\"}]"
 """The beginning of an object of arguments, from which on a call is passed on as it comes."""
 
 
+NAMES = ("name", "function", "tool")
+"""Keys of a call's name."""
+WRAPPERS = ("function", "tool_call", "tool_calls")
+"""Keys of a call's own object, or of a list of them."""
+
+
 def calls_of(value: Any, name: str | None = None) -> tuple[Call, ...]:
     """The calls of an object or a list of objects; none if any of them is not a call.
 
     name: of the one call whose arguments the value is.
     """
+    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+        value = value["tool_calls"]
     if name is not None:
         calls = [call_of(name, value)]
     else:
@@ -159,12 +167,14 @@ def call_of(name: Any, arguments: Any) -> Call | None:
 
 def _named_call(value: Any) -> Call | None:
     """The call of {"name": ..., "arguments": ...}."""
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        value = value["function"]
+    for wrapper in WRAPPERS if isinstance(value, dict) else ():
+        if isinstance(value.get(wrapper), dict):
+            value = value[wrapper]
     if not isinstance(value, dict) or not value.keys() & {"arguments", "parameters"}:
         return None
     arguments = value.get("arguments", value.get("parameters"))
-    return call_of(value.get("name"), {} if arguments is None else arguments)
+    name = next((value[key] for key in NAMES if key in value), None)
+    return call_of(name, {} if arguments is None else arguments)
 
 
 class ArgumentsText:

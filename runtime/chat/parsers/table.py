@@ -65,7 +65,8 @@ def _tools(
     wrap: Wrap | None = None,
 ) -> ToolFormat:
     texts = (*syntax.starts, *syntax.closers, *syntax.within)
-    return ToolFormat(name, marks, texts, partial(ToolParser, syntax), new_id, wrap, syntax.starts)
+    parser = partial(ToolParser, syntax, other=json_calls.KNOWN)
+    return ToolFormat(name, marks, texts, parser, new_id, wrap, syntax.starts)
 
 
 def _thinks(name: str, syntax: ThinkSyntax, *marks: str) -> ReasoningFormat:
@@ -105,6 +106,7 @@ TOOL_FORMATS = (
     _tools(
         "llama3_json", json_calls.LLAMA3, "<|python_tag|>", "Environment: ipython", wrap=_PARAMETERS
     ),
+    _tools("generic", json_calls.GENERIC, "", wrap=Wrap(separator="\n")),
 )
 """The first whose mark a template has is chosen. Names are vLLM's where it has the format."""
 
@@ -121,21 +123,17 @@ REASONING_PARSERS = (AUTO, NONE, *(row.name for row in REASONING_FORMATS))
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """How one model writes calls and reasoning; None: as text, which nothing reads.
-
-    is_unknown: no format of calls has a mark in the template, and none was named.
-    """
+    """How one model writes calls and reasoning; None: as text, which nothing reads."""
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
-    is_unknown: bool = False
 
     @classmethod
     def of(cls, template: str, tools: str = AUTO, reasoning: str = AUTO) -> "OutputFormat":
         """The formats by name, or by the template's text. Raises UserError for another name."""
         calls = _row_of("--tool-parser", tools, TOOL_FORMATS, template)
         thinks = _row_of("--reasoning-parser", reasoning, REASONING_FORMATS, template)
-        return cls(calls, thinks, tools == AUTO and calls is None)
+        return cls(calls, thinks)
 
     def needs(self, special: Iterable[str], with_tools: bool) -> bool:
         """Whether one of these special tokens has to be seen in an answer's text."""

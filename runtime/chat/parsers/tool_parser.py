@@ -44,7 +44,7 @@ class Reader(Protocol):
 class ToolSyntax:
     """How a family writes calls.
 
-    starts: texts with which calls begin anywhere. bare: a character with which they begin if
+    starts: texts with which calls begin anywhere. bare: characters with which they begin if
     nothing is before them. closers: texts between and after calls, without a meaning. within:
     further texts that the reader needs.
     """
@@ -59,10 +59,13 @@ class ToolSyntax:
 class ToolParser:
     """Passes on content and calls. White space around calls is dropped."""
 
-    def __init__(self, syntax: ToolSyntax, tools: Tools) -> None:
-        self._syntax, self._tools = syntax, tools
+    def __init__(self, syntax: ToolSyntax, tools: Tools, other: ToolSyntax | None = None) -> None:
+        """other: whose bare calls are looked for first, since families' models write them too."""
+        self._syntax, self._other, self._tools = syntax, other, tools
         self._held = self._gap = ""
         self._reader: Reader | None = None
+        self._reads_other, self._is_no_other = False, other is None
+        self._closers = syntax.closers
         self._is_first, self._after_call = True, False
         self._events: list[Event] = []
 
@@ -89,12 +92,16 @@ class ToolParser:
         found = self._reader.read(self._held)
         if found is None:
             return False
+        if self._reads_other and not found.calls:
+            self._reader, self._reads_other, self._is_no_other = None, False, True
+            return True
         text, self._held = self._held[: found.length], self._held[found.length :]
         if not found.goes_on:
             self._reader = None
         if found.calls:
             self._events += found.calls
             self._gap, self._is_first, self._after_call = "", True, True
+            self._is_no_other = self._other is None
         else:
             self._say(text)
         return True
@@ -103,36 +110,44 @@ class ToolParser:
         """Pass text on up to the next calls; whether they have begun."""
         if self._after_call and not self._skip_closers():
             return False
-        if self._syntax.bare and self._is_first:
+        if self._is_first:
             bare = self._held.lstrip()
             if not bare:
                 return False
-            if bare.startswith(self._syntax.bare):
-                return self._begin(len(self._held) - len(bare))
+            if syntax := self._of_bare(bare[0]):
+                return self._begin(len(self._held) - len(bare), syntax)
         starts = self._syntax.starts
         places = [at for start in starts if (at := self._held.find(start)) >= 0]
         if places:
-            return self._begin(min(places))
+            return self._begin(min(places), self._syntax)
         certain = len(self._held) - longest_beginning(self._held, starts)
         text, self._held = self._held[:certain], self._held[certain:]
         self._say(text)
         return False
 
-    def _begin(self, at: int) -> bool:
+    def _of_bare(self, first: str) -> ToolSyntax | None:
+        """The syntax of a bare call that begins with this character."""
+        if self._other and not self._is_no_other and first in self._other.bare:
+            return self._other
+        return self._syntax if first in self._syntax.bare else None
+
+    def _begin(self, at: int, syntax: ToolSyntax) -> bool:
         text, self._held = self._held[:at], self._held[at:]
         self._say(text)
-        self._reader = self._syntax.reader(self._tools)
+        self._reader, self._reads_other = syntax.reader(self._tools), syntax is self._other
+        begins = syntax.bare if self._reads_other else ""  # what would begin another bare call
+        self._closers = tuple(one for one in self._syntax.closers if one[0] not in begins)
         return True
 
     def _skip_closers(self) -> bool:
         """Drop white space and closers; whether other text follows."""
         while True:
             self._held = self._held.lstrip()
-            closer = next((c for c in self._syntax.closers if self._held.startswith(c)), None)
+            closer = next((c for c in self._closers if self._held.startswith(c)), None)
             if closer is None:
                 break
             self._held = self._held[len(closer) :]
-        if any(closer.startswith(self._held) for closer in ("", *self._syntax.closers)):
+        if any(closer.startswith(self._held) for closer in ("", *self._closers)):
             return False
         self._after_call = False
         return True

@@ -7,6 +7,7 @@ memory. The first message is a vocabulary, and each further one a form to compil
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,13 +90,20 @@ def grammar_of(kind: Kind, text: str, lenient: bool, closes: bool = True) -> str
             return llguidance.grammar_from(kind, text)
         options: Any = {"whitespace_pattern": _WHITESPACE}
         options |= {"lenient": True, "coerce_one_of": True} if lenient else {}
-        schema = json.loads(text)
+        schema = json.loads(text, parse_float=_finite, parse_constant=_finite)
         source = json.dumps(acceptable(close_objects(schema) if closes else schema, lenient))
         return llguidance.LLMatcher.grammar_from_json_schema(source, defaults=options)
     except UserError:
         raise
     except (ValueError, RecursionError) as error:
         raise refusal(str(error)) from None
+
+
+def _finite(number: str) -> float:
+    """The number. Raises UserError for one that no double is."""
+    if math.isfinite(value := float(number)):
+        return value
+    raise UserError(f"a schema has the number {number}, which no double is", "leave it out")
 
 
 def _of_regex(text: str) -> str:

@@ -223,7 +223,11 @@ def _is_closed(schema: Any) -> bool:
 
 
 def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 _LENGTHS = "minLength", "maxLength"
@@ -272,6 +276,7 @@ def _acceptable(schema: Any, lenient: bool) -> Any:
     if inner.get("propertyNames") in _ANY_NAME:
         del inner["propertyNames"]
     inner |= {key: _inwards(inner, key) for key in _BOUNDS if key in inner}
+    inner = {key: one for key, one in inner.items() if not _excludes_nothing(inner, key)}
     inexact = [key for key in ("const", "enum") if not _is_exact(inner.get(key))]
     if inexact and not lenient:
         why = f"a schema's {inexact[0]} has an integer that is held as a double, and differs then"
@@ -290,9 +295,13 @@ def _refused_keys(schema: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(patterns, Mapping) and not _are_disjoint(list(patterns)):
         yield from ("patternProperties", "additionalProperties")  # which is of the other names
     required = schema.get("required")
-    least = _number(schema, "minProperties") - (len(required) if isinstance(required, list) else 0)
+    known = required if isinstance(required, list) else []
+    least = _number(schema, "minProperties") - len(known)
     if least > 1 and schema.get("additionalProperties") is False:
         yield "minProperties"
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and not properties.keys() <= {*filter(_is_text, known)}:
+        yield from ("minProperties", "maxProperties")  # it would count only the other names
 
 
 def _is_foreign(pattern: str) -> bool:
@@ -316,6 +325,12 @@ def _is_exact(value: Any) -> bool:
         return not isinstance(value, int)
     double = float(value)
     return (int(double) if abs(value) < _MOST else Decimal(repr(double))) == value
+
+
+def _excludes_nothing(schema: Mapping[str, Any], key: str) -> bool:
+    """Whether a bound is one that every double is within."""
+    bound, way = _number(schema, key), 1 if "aximum" in key else -1
+    return key in _BOUNDS and way * bound > sys.float_info.max
 
 
 def _inwards(schema: Mapping[str, Any], key: str) -> Any:

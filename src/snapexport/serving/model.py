@@ -194,11 +194,16 @@ class Model:
         return self._text_form.write({**self.values(), **(values or {})}, labels, further)
 
 
-def require_tokenizer(options: ModelOptions) -> None:
-    """Raise UserError for no build, or one without a tokenizer, before weights are loaded."""
+def has_tokenizer(options: ModelOptions) -> bool:
+    """Look for the build's tokenizer. Raises UserError for no build, before weights are loaded."""
     if not os.path.lexists(options.build / MANIFEST):
         raise no_build(options.build)
-    if not os.path.lexists(options.build / TOKENIZER):
+    return os.path.lexists(options.build / TOKENIZER)
+
+
+def require_tokenizer(options: ModelOptions) -> None:
+    """Raise UserError for no build, or one without a tokenizer."""
+    if not has_tokenizer(options):
         raise UserError(f"{options.build} has no {TOKENIZER}", "copy it from the checkpoint")
 
 

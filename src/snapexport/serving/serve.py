@@ -27,7 +27,8 @@ from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.chat.template_habits import sources
 from snapexport.runtime.requests.generation_config import CONFIG, served_sampling
-from snapexport.serving.model import Model, require_tokenizer, warm_up
+from snapexport.serving.health import Health
+from snapexport.serving.model import Model, has_tokenizer, warm_up
 from snapexport.serving.openai.api import Api
 from snapexport.serving.openai.http.access import Access, allowed_hosts
 from snapexport.serving.openai.http.connections import (
@@ -36,7 +37,6 @@ from snapexport.serving.openai.http.connections import (
     connection_factory,
     raise_file_limit,
 )
-from snapexport.serving.openai.http.health import Health
 from snapexport.serving.options import ServeOptions
 from snapexport.serving.process import Addresses, url_of
 
@@ -81,6 +81,8 @@ class Report:
 def serve(options: ServeOptions, report: Report) -> None:
     """Serve until SIGINT or SIGTERM. Raises UserError."""
     with bind(options.host, options.port) as listener:
+        if not has_tokenizer(options):
+            report.note("the build has no tokenizer: prompts are token ids, answers have no text")
         defaults = Defaults.of(options)
         if defaults.values:
             report.note(f"requests that name none get {defaults}")
@@ -91,7 +93,6 @@ def serve(options: ServeOptions, report: Report) -> None:
 
 def _load(options: ServeOptions, defaults: Mapping[str, Any]) -> Model:
     """Load the build into this process, and run every graph once."""
-    require_tokenizer(options)
     template = open_template(options.build) if has_template(options.build) else None
     parsers = options.tool_parser, options.reasoning_parser
     model = Model.load(

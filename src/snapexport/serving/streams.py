@@ -75,7 +75,7 @@ class Streams:
         request_seconds: float = 0.0,
     ) -> None:
         """request_seconds: the timeout of `stream`; 0: none."""
-        self.last_output = self.last_failure = float("-inf")
+        self.pulse, self.last_failure = llm.pulse, float("-inf")
         self.request_seconds = request_seconds
         self.on_output: Callable[[Stream, OutputDelta], None] | None = None
         """Called in the event loop with each output before its reader gets it."""
@@ -88,8 +88,8 @@ class Streams:
 
     @property
     def needs_probe(self) -> bool:
-        """Whether the LLM's last event was an internal failure."""
-        return self.last_failure > self.last_output
+        """Whether the executor has finished nothing since an internal failure."""
+        return self.last_failure > self.pulse.last
 
     def open(self, request: Request) -> Stream:
         """A request with its timeout, `request_seconds`, for `outputs`."""
@@ -125,14 +125,12 @@ class Streams:
             self._loop.call_soon_threadsafe(self._hand_out, events)
 
     def _hand_out(self, events: list[tuple[Stream, Event]]) -> None:
-        now = time.monotonic()
         for stream, event in events:
             if not isinstance(event, Failure):
-                self.last_output = now
                 if self.on_output:
                     self.on_output(stream, event)
             elif event.code == "internal":
-                self.last_failure = now
+                self.last_failure = time.monotonic()
             stream.put(event)
             if stream.unread_tokens > MOST_UNREAD_TOKENS:
                 unread = f"the client left {MOST_UNREAD_TOKENS} tokens unread"

@@ -133,6 +133,11 @@ class Worker(Generic[Active]):
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request runs or waits."""
+        return not self._accepted
+
     def accept(self, active: Active) -> Failure | None:
         """Queue a request. Returns the failure if it is refused."""
         with self._changed:
@@ -183,6 +188,7 @@ class Worker(Generic[Active]):
         """Sleep while there is nothing to do. Returns False if the worker has to stop."""
         with self._changed:
             while not (self._stopping or self._inbox or self._llm.busy):
+                self._llm.pulse.rest()
                 self._changed.wait()
             return not self._stopping
 

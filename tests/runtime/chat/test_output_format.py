@@ -17,7 +17,7 @@ from snapexport.runtime.chat.parsers.table import (
         ("{{ '<tool_call>' }}<think>", "hermes", "think"),
         ("<tool_call>\n<function=f>", "qwen3_coder", None),
         ("<|channel|>analysis", HARMONY, HARMONY),
-        ("plain", None, None),
+        ("plain", "generic", None),
     ],
 )
 def test_formats_are_chosen_by_the_templates_text(
@@ -27,7 +27,6 @@ def test_formats_are_chosen_by_the_templates_text(
     assert (chosen.tools and chosen.tools.name) == tools
     assert (chosen.reasoning and chosen.reasoning.name) == reasoning
     assert OutputFormat.of(template, "none", "none") == OutputFormat()
-    assert chosen.is_unknown == (tools is None)
 
 
 def test_an_unknown_format_is_refused() -> None:

@@ -14,9 +14,9 @@ import pytest
 from snapexport.runtime import confined
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.requests.llm import LLM
+from snapexport.serving.health import Health
 from snapexport.serving.model import Model
 from snapexport.serving.openai.api import Api
-from snapexport.serving.openai.http.health import Health
 from snapexport.serving.serve import listening
 from tests.serving.openai.watched_llm import WatchedLLM, make_llm
 from tests.serving.process import SECONDS
@@ -69,7 +69,7 @@ def started(llm: LLM, seconds: float = SECONDS, max_pending: int = MAX_PENDING) 
 async def serve(begun: "Future[Served]", ended: asyncio.Event) -> None:
     llm = make_llm()
     model = started(llm)
-    api = Api(model, Health(model.streams, patience_seconds=SECONDS))
+    api = Api(model, Health(model.streams))
     listener = socket.create_server(("127.0.0.1", 0))
     async with listening(api, listener):
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

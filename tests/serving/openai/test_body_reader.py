@@ -97,6 +97,15 @@ def test_bodies_together_are_bounded(served: Served, monkeypatch: pytest.MonkeyP
     assert "other" not in refused(url, body[:800], 400)["message"]
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1E+400", "9" * 400 + ".5"])
+@pytest.mark.parametrize("name", ["logit_bias", "tools", "messages"])
+def test_number_that_no_double_is_is_refused_wherever_it_is(number: str, name: str) -> None:
+    raw = f'{{"model": "m", "{name}": [{{"a": {{"b": {number}}}}}]}}'
+    with pytest.raises(ApiError, match=f"{name} has a number beyond") as error:
+        parse_bounded(ChatRequest, raw.encode())
+    assert error.value.body["error"]["param"] == name
+
+
 @pytest.mark.anyio
 async def test_loop_runs_while_a_large_body_is_parsed() -> None:
     request = FakeRequest(json.dumps({"model": "model", "prompt": [1] * 1_000_000}).encode())

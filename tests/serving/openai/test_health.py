@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -9,11 +12,12 @@ from urllib.request import urlopen
 import pytest
 
 from snapexport.errors import UserError
+from snapexport.runtime.requests import pulse
 from snapexport.runtime.requests.llm import LLM
-from snapexport.serving.openai.http import health as health_module
-from snapexport.serving.openai.http.health import FAILED, SILENT, Health
+from snapexport.serving import health as health_module
+from snapexport.serving.health import FAILED, SILENT, Health
 from snapexport.serving.worker import Failure
-from tests.serving.openai.conftest import Served, started
+from tests.serving.openai.conftest import Served, soon, started
 from tests.serving.openai.watched_llm import make_llm
 from tests.serving.process import SECONDS
 
@@ -38,13 +42,51 @@ def test_probe_that_succeeds_is_healthy(stale: Served) -> None:
     assert health(stale) == (200, {"status": "ok"})
 
 
-def test_model_that_does_not_answer_is_unhealthy(
+def test_model_that_finishes_nothing_is_silent(
     stale: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stale.api.health, "_patience", 0.1)
+    """A failure would end the command."""
+    monkeypatch.setattr(pulse, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(stale.llm.pulse, "longest", 0.0)
     stale.llm.stands_still = True
-    status, body = health(stale)
-    assert status == 503 and "no token came within 0.1 s" in body["error"]["message"]
+    assert soon(lambda: health(stale)[0] == 503)
+    assert health(stale)[1]["error"]["code"] == SILENT
+    assert "no step has ended for" in health(stale)[1]["error"]["message"]
+
+
+def test_check_waits_for_no_prompt(stale: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step takes longer than a check; the second prompt waits for the first."""
+    monkeypatch.setattr(health_module, "WAIT_SECONDS", 0.01)
+    stale.llm.seconds = 0.05
+    before = len(stale.llm.requests)
+    with ThreadPoolExecutor() as threads:
+        body = {"model": "model", "prompt": "a" * 150, "max_tokens": 1}
+        create: Any = stale.client().completions.create
+        asked = [threads.submit(create, **body) for _ in range(2)]
+        assert soon(lambda: len(stale.llm.requests) == before + 2)
+        while not all(one.done() for one in asked):
+            began = time.monotonic()
+            assert health(stale)[0] == 200
+            assert time.monotonic() - began < SECONDS / 10
+    assert len(stale.llm.requests) <= before + 3, "only the end of the last needs a probe"
+
+
+def test_silence_is_judged_by_the_longest_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(pulse, "time", clock)
+    beats = pulse.Pulse()
+    beats.work()
+
+    def is_silent_at(seconds: float) -> bool:
+        clock.now = seconds
+        return beats.is_silent
+
+    assert not is_silent_at(29) and is_silent_at(31)
+    clock.now = 100.0
+    beats.beat()  # a machine so slow that one chunk takes that long
+    assert not is_silent_at(1099) and is_silent_at(1101)
+    beats.rest()
+    assert not beats.is_silent
 
 
 def test_runtime_that_fails_is_unhealthy_once_no_output_is_fresh(
@@ -64,15 +106,6 @@ def test_full_queue_is_healthy(stale: Served, monkeypatch: pytest.MonkeyPatch) -
     full = Failure("67 requests are running or waiting already", "full")
     monkeypatch.setattr(stale.model.streams.worker, "accept", lambda stream: full)
     assert health(stale)[0] == 200
-
-
-def test_slow_answer_is_silence_and_not_failure(
-    stale: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a server with long prompts would be taken for a broken one."""
-    stale.llm.seconds, stale.llm.stands_still = 0.01, True
-    monkeypatch.setattr(stale.api.health, "_patience", 0.1)
-    assert health(stale)[1]["error"]["code"] == SILENT
 
 
 @pytest.mark.anyio

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from starlette.responses import JSONResponse
 
 from snapexport.serving.openai.http import connections
 from snapexport.serving.serve import listening
@@ -79,27 +80,31 @@ async def test_new_client_is_served_beside_any_number_of_idle_ones(
         assert (await ask(connect))[0] == 200
 
 
-async def test_connection_that_is_answered_does_not_give_way(
+async def test_connection_that_is_answered_gives_way_neither_to_others_nor_to_probes(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 2)
     monkeypatch.setattr(connections, "LEAST_SECONDS", 0)
     release: list[asyncio.Event] = []
 
-    async def models(_: Any) -> None:
+    async def models(*_: Any) -> Any:
         release.append(asyncio.Event())
         await release[-1].wait()
+        return JSONResponse({})
 
-    monkeypatch.setattr(type(served.api.health), "check", models)
-    slow = ASK.replace(b"/v1/models", b"/health")
+    monkeypatch.setattr(type(served.api), "_models", models)
+    monkeypatch.setattr(connections, "SPARE_CONNECTIONS", 1)
+    probe = ASK.replace(b"/v1/models", b"/health")
 
     async with server(served) as connect:
-        asked = [asyncio.create_task(ask(connect, slow)) for _ in range(2)]
+        asked = [asyncio.create_task(ask(connect)) for _ in range(2)]
         await until(lambda: len(release) == 2)
-        status, body = await ask(connect)
+        for _ in range(3):  # each is closed after its answer
+            assert (await ask(connect, probe))[0] == 200
+            status, body = await ask(connect)
         for event in release:
             event.set()
-        answers = [*(await asyncio.gather(*asked)), await ask(connect)]
+        answers = [*(await asyncio.gather(*asked)), await ask(connect, probe)]
     assert status == 503 and "too many connections" in body["error"]["message"]
     assert [found for found, _ in answers] == [200] * 3
 

@@ -75,7 +75,7 @@ def test_foreign_address_is_refused() -> None:
         pass
 
 
-def test_build_without_a_tokenizer_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+def test_build_without_a_tokenizer_is_refused_by_dynamo_before_it_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match=r"has no tokenizer\.json \(copy"):
         require_tokenizer(ModelOptions(tmp_path))

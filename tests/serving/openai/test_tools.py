@@ -19,6 +19,7 @@ from tests.serving.openai.scripted import (
     use_format,
     use_template,
 )
+from tests.serving.openai.test_messages import send
 
 CHAT: Any = [{"role": "user", "content": "Hello"}]
 OPTIONS: Any = {"model": "model", "messages": CHAT, "max_tokens": 9, "tools": [TOOL]}
@@ -199,30 +200,39 @@ def test_wrong_tools_are_refused_by_their_field(
     assert refused.value.param == param
 
 
-def test_a_template_without_tools_refuses_them_and_their_history(
-    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_template(monkeypatch, served.model, "{{ messages[0].content }}")
-    script(monkeypatch, "a")
-    with pytest.raises(openai.BadRequestError, match="does not read tools") as refused:
-        client.chat.completions.create(**OPTIONS)
-    assert refused.value.param == "tools"
-    history: Any = [*CHAT, {"role": "assistant", "tool_calls": [named("f")]}]
-    with pytest.raises(openai.BadRequestError, match="does not read tool_calls"):
-        client.chat.completions.create(**OPTIONS | {"tools": [], "messages": history})
-    assert client.chat.completions.create(**OPTIONS | {"tool_choice": "none"}).choices
+PLAIN = "{% for m in messages %}{% if m.role != 'x' %}{{ m.content }}{% endif %}{% endfor %}"
 
 
-def test_a_template_of_unknown_calls_refuses_tools_but_with_parser_none(
-    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("source", [PLAIN, "{{ tools }}" + PLAIN])
+@pytest.mark.parametrize("text", [JSON, f"```json\n[{JSON}]\n```"])
+def test_any_template_has_tools_in_every_api(
+    served: Served, monkeypatch: pytest.MonkeyPatch, source: str, text: str
 ) -> None:
-    source = "{{ tools }}{{ messages[0].content }}"
+    """Whether it shows them or not, and where no parser knows its calls, streaming or not."""
     use_template(monkeypatch, served.model, source)
-    script(monkeypatch, CALLS)
-    with pytest.raises(openai.BadRequestError, match="--tool-parser NAME"):
-        client.chat.completions.create(**OPTIONS)
+    monkeypatch.setattr(chat_prompts, "encode", lambda text, *_: seen.append(text) or [1])
+    seen: list[str] = []
+    script(monkeypatch, text)
+    api = served.client()
+    options: Any = {key: OPTIONS[key] for key in ("model", "tools")}
+    spec = {"name": "f", "parameters": TOOL["function"]["parameters"]}
+    responses: Any = {"model": "model", "input": "Hello", "tools": [{"type": "function", **spec}]}
+    tools = [{"name": "f", "input_schema": spec["parameters"]}]
+    messages: Any = {"model": "model", "messages": CHAT, "tools": tools, "max_tokens": 9}
+    with api.chat.completions.stream(messages=CHAT, **options) as chat:
+        (made,) = chat.get_final_completion().choices[0].message.tool_calls or []
+    (call,) = api.responses.create(**responses).output
+    used = json.loads(send(served, messages))["content"][0]
+    assert (made.function.name, json.loads(made.function.arguments)) == ("f", {"a": "é"})
+    assert call.type == "function_call" and json.loads(call.arguments) == {"a": "é"}
+    assert used["type"] == "tool_use" and used["input"] == {"a": "é"}
+    history: Any = [*CHAT, {"role": "assistant", "tool_calls": [made.model_dump()]}]
+    history += [{"role": "tool", "tool_call_id": made.id, "content": "4"}]
+    api.chat.completions.create(**options, messages=history)
+    assert all('"name": "f", "parameters"' in one for one in seen) or "tools" in source
+    assert seen[-1].endswith(f"{JSON}Result of f: 4")
     use_format(monkeypatch, served.model, OutputFormat.of(source, "none", "none"))
-    assert client.chat.completions.create(**OPTIONS).choices[0].message.content == CALLS
+    assert api.chat.completions.create(**OPTIONS).choices[0].message.content == text
 
 
 CHOSEN: Any = {
@@ -268,7 +278,7 @@ def test_forced_calls_are_of_the_tools_whatever_the_model_wants(
     calls: dict[int, list[Any]] = {}
     for at, call in enumerate(told):
         calls.setdefault(call.index if stream else at, []).append(call.function)
-    assert len(calls) == 1 or (choice == "required" and parallel and "<tool_call>" in source)
+    assert len(calls) == 1 or (choice == "required" and parallel)
     for parts in calls.values():
         assert [part.name for part in parts if part.name] == ["pick"]
         assert json.loads("".join(part.arguments for part in parts)) in ({"a": 17}, {"a": 23})

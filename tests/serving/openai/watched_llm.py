@@ -24,6 +24,7 @@ class WatchedLLM(LLM):
         return super().submit(prompt, params)
 
     def step(self) -> list[OutputDelta]:
+        self.pulse.work()
         time.sleep(self.seconds or 0.001 * self.stands_still)
         return [] if self.stands_still else super().step()
 

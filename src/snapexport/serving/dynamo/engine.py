@@ -41,6 +41,7 @@ from snapexport.serving.dynamo import frontend, handover
 from snapexport.serving.dynamo.frontend import Chunk, chunk_of, only_chunk
 from snapexport.serving.dynamo.transfer import METRICS, Fetcher, Landed, Lender, Moved
 from snapexport.serving.dynamo.transport import FetchError, Transport
+from snapexport.serving.health import Health, UnhealthyError
 from snapexport.serving.model import Model, require_tokenizer
 from snapexport.serving.options import WorkerOptions
 from snapexport.serving.streams import Stream
@@ -71,6 +72,7 @@ class SnapexportEngine(LLMEngine):
         self._options = options
         self._model = Model.load(options, _LOG.error, request_seconds=options.request_seconds)
         self._streams = self._model.streams
+        self._health = Health(self._streams, asks=options.role != "decode")
         self._active: dict[str, Stream] = {}
         self._moved = Moved.by(Manifest.read(options.build))
         self._transport: Transport | None = None
@@ -115,14 +117,17 @@ class SnapexportEngine(LLMEngine):
         """The chunks of one request. Raises Dynamo's exceptions."""
         normalize_request_token_ids(request)
         try:
-            if is_probe(request) and self._fetcher:
-                yield self._alive(request)
+            if is_probe(request):
+                await self._health.check()
+                yield only_chunk([0], "length", len(request["token_ids"]))
                 return
             async with aclosing(self._chunks(request, context)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except UserError as error:
             raise InvalidArgument(str(error)) from error
+        except UnhealthyError as error:
+            raise Unknown(str(error)) from error
         except FetchError as error:
             raise WorkerUnavailable(str(error)) from error
         except GenerationError as error:
@@ -158,7 +163,7 @@ class SnapexportEngine(LLMEngine):
                 self._fetcher.land(handed_over, request, partial(_require_wanted, context))
             )
             request = landed.request
-        elif self._lender and not is_probe(given):
+        elif self._lender:
             request = replace(request, hand_over=True)
         _require_wanted(context)
         stream = Stream(request=request, timeout=self._options.request_seconds)
@@ -180,14 +185,8 @@ class SnapexportEngine(LLMEngine):
         return not (self._active or (self._lender and len(self._lender.leases)))
 
     async def health_check_payload(self) -> dict[str, Any]:
-        """A prompt of one token."""
+        """A prompt of one token, which `Health` answers: it waits for no other prompt."""
         return dict(build_health_check_payload(bos_token_id=0))
-
-    def _alive(self, request: Mapping[str, Any]) -> Chunk:
-        """Answer a probe of a worker that can't prefill: by its thread."""
-        if not self._streams.worker.is_running:
-            raise Unknown("the worker's thread has ended")
-        return only_chunk([0], "length", len(request["token_ids"]))
 
     async def register_prometheus(self, metrics: Any) -> None:
         """Add the worker's metrics to those of Dynamo's runtime."""

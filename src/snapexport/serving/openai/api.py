@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 
 import snapexport
 from snapexport.runtime.confined import PROCESSES
+from snapexport.serving.health import Health, UnhealthyError
 from snapexport.serving.model import Model
 from snapexport.serving.openai import requests
 from snapexport.serving.openai.bodies.chat import ChatRequest, DetokenizeRequest, TokenizeRequest
@@ -35,7 +36,6 @@ from snapexport.serving.openai.bodies.parsing import IGNORED, NEUTRAL, BodyReade
 from snapexport.serving.openai.bodies.responses import ResponsesRequest
 from snapexport.serving.openai.http.access import Access, Gate, count_requests
 from snapexport.serving.openai.http.errors import HANDLERS, INVALID, ApiError, shutting_down
-from snapexport.serving.openai.http.health import Health
 from snapexport.serving.openai.requests import Prepared
 from snapexport.serving.openai.writers.choices import ChatWriter, CompletionWriter
 from snapexport.serving.openai.writers.messages import MessagesWriter
@@ -225,7 +225,10 @@ class Api:
     async def _health(self, _: Request) -> Response:
         if self.gate.closed:
             raise shutting_down()
-        await self.health.check()
+        try:
+            await self.health.check()
+        except UnhealthyError as error:
+            raise ApiError(503, str(error), code=error.code) from None
         return JSONResponse({"status": "ok"})
 
     async def _metrics(self, _: Request) -> Response:

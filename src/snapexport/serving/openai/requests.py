@@ -21,7 +21,7 @@ from snapexport.serving.openai.bodies.chat import (
 from snapexport.serving.openai.bodies.completions import CompletionRequest, RequestBody
 from snapexport.serving.openai.bodies.messages import MessagesRequest, Prompt
 from snapexport.serving.openai.bodies.responses import ResponsesRequest
-from snapexport.serving.openai.http.errors import UNSUPPORTED, ApiError, client_errors, invalid
+from snapexport.serving.openai.http.errors import ApiError, client_errors, invalid
 
 MOST_ANSWERS = 64
 """Most answers of one body: prompts times n."""
@@ -89,24 +89,8 @@ def chat_prompt(model: Model, body: Conversation) -> ChatPrompt:
     """The prompt that the chat template makes of a body. Raises ApiError."""
     with client_errors("chat_template_kwargs"):
         given = body.as_runtimes()
-    chats = chats_of(model)
-    if given.tools:
-        _require_tools(chats, is_forced=bool(given.forced))
     with client_errors("messages"):
-        return chats.prompt(given, parks=model.llm.parks)
-
-
-def _require_tools(chats: ChatPrompts, is_forced: bool) -> None:
-    """Raise ApiError if the template shows no tools, or no parser knows how it writes calls."""
-    with client_errors("tools"):
-        chats.require_tools()
-    if chats.output_format.is_unknown and not is_forced:
-        raise invalid(
-            "no parser knows the tool calls of this chat template: start the server with "
-            "--tool-parser NAME, or with none to get them as text",
-            "tools",
-            UNSUPPORTED,
-        )
+        return chats_of(model).prompt(given, parks=model.llm.parks)
 
 
 def chats_of(model: Model) -> ChatPrompts:
@@ -193,7 +177,8 @@ def detokenize(model: Model, body: DetokenizeRequest) -> dict[str, Any]:
     most = model.limits.vocab_size
     if wrong := [token for token in body.tokens if not 0 <= token < most]:
         raise invalid(f"{wrong[0]} is not a token of the model", "tokens")
-    assert model.tokenizer, "it is not served without one"
+    if model.tokenizer is None:
+        raise invalid("the build has no tokenizer")
     return {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
 

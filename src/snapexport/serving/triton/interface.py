@@ -77,7 +77,9 @@ it from one model to another (all become INTERNAL, server #7804).
 """
 TIMEOUT = "timeout"
 """A request parameter for /generate: microseconds. Elsewhere Triton has its own of that name."""
-PARAMETERS = frozenset({TIMEOUT, CODE_IN_MESSAGE})
+HEALTH = "health"
+"""A request parameter: true is answered at once, without tokens, if the model lives."""
+PARAMETERS = frozenset({TIMEOUT, CODE_IN_MESSAGE, HEALTH})
 """Other parameters are refused, since /generate makes a parameter of every misspelt input."""
 
 

@@ -14,7 +14,8 @@ import triton_python_backend_utils as triton
 
 from snapexport.errors import UserError
 from snapexport.runtime.engine.open_executor import BackendName
-from snapexport.runtime.requests.request import Request
+from snapexport.runtime.requests.request import OutputDelta, Request
+from snapexport.serving.health import Health, UnhealthyError
 from snapexport.serving.metrics import Observe
 from snapexport.serving.model import Model, run_every_decode
 from snapexport.serving.options import ModelOptions
@@ -43,6 +44,7 @@ from snapexport.serving.worker import full
 READERS = 2
 """Threads that tokenize, since Triton calls `execute` one at a time and prompts may be long."""
 STOP_SECONDS = 5.0
+ALIVE = OutputDelta(0, "", (), "stop")
 
 
 class StreamingModel:
@@ -91,6 +93,7 @@ class StreamingModel:
 
     async def _begin(self, publisher: Publisher) -> None:
         self._model.streams.start()
+        self._health = Health(self._model.streams)
         self._publishing = asyncio.create_task(self._publish(publisher))
 
     async def _publish(self, publisher: Publisher) -> None:
@@ -110,6 +113,10 @@ class StreamingModel:
 
     async def _answer(self, inputs: Inputs, port: TritonPort, arrived: float) -> None:
         with _reporting(port):
+            if inputs.is_probe:
+                await self._health.check()
+                port.send(tensors.tensors(inputs, 0, ALIVE, "", self._model.text_of), is_last=True)
+                return
             request = await self._loop.run_in_executor(self._readers, self._read, inputs)
             stream = Stream(request=request, arrived=arrived, timeout=inputs.timeout)
             await self._sender.answer(stream, inputs, port)
@@ -135,6 +142,8 @@ def _reporting(port: TritonPort) -> Iterator[None]:
         yield
     except UserError as error:
         port.fail(str(error), "INVALID_ARG")
+    except UnhealthyError as error:
+        port.fail(str(error), "UNAVAILABLE")
     except Exception as error:
         triton.Logger.log_error(traceback.format_exc())
         port.fail(f"{type(error).__name__}: {error}", "INTERNAL")

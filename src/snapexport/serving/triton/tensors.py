@@ -16,7 +16,7 @@ from snapexport.runtime.requests.prompts import Prompt
 from snapexport.runtime.requests.request import OutputDelta, SamplingParams, TokenLogprobs
 from snapexport.runtime.requests.structured_outputs import StructuredOutputs
 from snapexport.serving.model import TokenText
-from snapexport.serving.triton.interface import OUTPUT_NAMES, PARAMETERS, TIMEOUT
+from snapexport.serving.triton.interface import HEALTH, OUTPUT_NAMES, PARAMETERS, TIMEOUT
 
 Values = Mapping[str, NDArray[Any]]
 
@@ -31,7 +31,7 @@ class Inputs:
     """A request's values, each checked by itself; the runtime checks whether the prompt fits.
 
     source: the name of the prompt's input. timeout: in seconds; 0: none. outputs: names of the
-    outputs to send.
+    outputs to send. is_probe: only whether the model lives is asked.
     """
 
     prompt: Prompt
@@ -43,6 +43,7 @@ class Inputs:
     count_output: bool
     timeout: float
     outputs: frozenset[str] = OUTPUT_NAMES
+    is_probe: bool = False
 
 
 def read(
@@ -75,6 +76,7 @@ def read(
         or _one(values, "return_num_output_tokens", False),
         timeout=(timeout_us or _timeout(parameters)) / 1e6,
         outputs=outputs,
+        is_probe=parameters.get(HEALTH) is True,
     )
 
 

@@ -1,6 +1,7 @@
 """What llguidance refuses of a schema is dropped if it is lenient, and nothing else."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -26,6 +27,14 @@ def compile_schema(schema: Any, lenient: bool) -> None:
     library.matcher_of(TOKENIZER, library.grammar_of("json", json.dumps(schema), lenient))
 
 
+def test_numbers_beyond_doubles_are_refused_or_exclude_nothing() -> None:
+    for number in ("1e999", "-1E+400", "Infinity"):
+        with pytest.raises(UserError, match=f"has the number {re.escape(number)}"):
+            library.grammar_of("json", f'{{"items": {{"maximum": {number}}}}}', True)
+    far = {"type": "number", "minimum": -(10**400), "maximum": 10**400}
+    assert acceptable(far, lenient=False) == {"type": "number"}
+
+
 @pytest.mark.parametrize(
     ("schema", "left"),
     [
@@ -43,6 +52,10 @@ def compile_schema(schema: Any, lenient: bool) -> None:
         ({"const": 2**53 + 1}, {}),
         ({"enum": ["a", {"b": [1 - 2**63]}]}, {}),
         (OF_A | {"type": "object", "minProperties": 3}, OF_A),
+        (
+            {"type": "object", "properties": {"a": {}}, "minProperties": 1},
+            {"properties": {"a": {}}},
+        ),
         ({"const": 10**400}, {}),
     ],
 )

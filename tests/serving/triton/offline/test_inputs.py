@@ -29,6 +29,7 @@ def _dtype(values: list[Any]) -> Any:
 def test_missing_inputs_have_the_runtimes_defaults() -> None:
     inputs = read(values(text_input=[b"a"]), {})
     assert inputs == Inputs("a", "text_input", SamplingParams(), *[False] * 4, timeout=0.0)
+    assert read(values(input_ids=[0]), {"health": True}).is_probe
 
 
 def test_every_input_tensor_reaches_the_parameters() -> None:

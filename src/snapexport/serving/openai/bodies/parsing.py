@@ -7,6 +7,8 @@ they can't change the answer. Knows no body's own fields.
 
 import asyncio
 import codecs
+import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -184,7 +186,21 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise invalid(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
+    if _MAY_BE_HUGE.search(raw):
+        for name, one in value.items():
+            if not _is_finite(one):
+                raise invalid(f"{name} has a number beyond the range of a double", name)
     return check_body(kind, value)
+
+
+_MAY_BE_HUGE = re.compile(rb"\d[eE]\+?\d{2}|\d{300}")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value of JSON has no number such as 1e999, of which Python makes infinity."""
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def check_body(kind: type[Body], value: Mapping[str, Any]) -> Body:

@@ -1,8 +1,8 @@
 """Holds the server's connections within bounds: their number, and the times that clients take.
 
 A connection waits for its client while a head or a body arrives. Clients that take too long are
-closed. Where connections run out, the one that has waited longest for its client gives way.
-Knows no routes.
+closed. Where connections run out, the one that has waited longest for its client gives way. Some
+more may ask only for /health: a server at its limit must not look dead. Knows no other route.
 """
 
 import asyncio
@@ -13,16 +13,24 @@ from enum import Enum
 from typing import Any
 
 import h11
+from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from snapexport.serving.openai.http.access import FREE
 from snapexport.serving.openai.http.errors import INVALID, ApiError
 
 MOST_CONNECTIONS = 1000
+SPARE_CONNECTIONS = 32
+"""Further ones, which may only ask for /health."""
 BACKLOG = 1024
 """Connections that the kernel holds until the event loop takes them."""
 ACCEPTED = 32
 """Connections taken at once. Their requests are read next, before others are taken."""
 OTHER_FILES = 128
+
+FULL = ApiError(503, "too many connections: try again later", code="unavailable")
 
 HEAD_SECONDS = 10.0
 """From a connection, or the last answer, to the next request's whole head."""
@@ -76,6 +84,11 @@ class Connections:
         for connections in self._by_state.values():
             connections.pop(connection, None)
 
+    @property
+    def has_spare(self) -> bool:
+        """Whether one more may come to ask for /health."""
+        return len(self) < self._most + SPARE_CONNECTIONS
+
     def has_room(self, now: float) -> bool:
         """Whether one more may come. Closes a connection that waits for its client, if need be."""
         if len(self) < self._most:
@@ -106,8 +119,11 @@ class BoundedConnection(H11Protocol):
             transport.max_size = READ_BYTES
         if self._connections.has_room(self.loop.time()):
             self._note_state()
+        elif self._connections.has_spare:
+            self.app = only_health(self.app)
+            self._note_state()
         else:
-            self._refuse(ApiError(503, "too many connections: try again later", code="unavailable"))
+            self._refuse(FULL)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
@@ -179,6 +195,21 @@ class BoundedConnection(H11Protocol):
         ):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+def only_health(app: Any) -> Any:
+    """The application for /health, and a refusal of all else; the connection closes then."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["Connection"] = "close"
+            await send(message)
+
+        asked = app if scope["path"] == FREE else JSONResponse(FULL.body, FULL.status, FULL.headers)
+        await asked(scope, receive, closing)
+
+    return answer
 
 
 def connection_factory() -> Callable[..., BoundedConnection]:
