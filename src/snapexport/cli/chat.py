@@ -22,7 +22,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from snapexport.cli import generate
-from snapexport.cli.console import ERR, say
+from snapexport.cli.console import say
 from snapexport.cli.generate import SAMPLING, Answer, Printer, stream
 from snapexport.cli.prompt import SYSTEM, read_file, system_message
 from snapexport.cli.signals import Interrupts

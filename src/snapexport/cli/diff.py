@@ -150,9 +150,7 @@ def _prompts(build: Build, arguments: argparse.Namespace) -> list[list[int]]:
     return prompts
 
 
-def _given_prompt(
-    build: Build, arguments: argparse.Namespace, given: prompt.Given
-) -> list[int]:
+def _given_prompt(build: Build, arguments: argparse.Namespace, given: prompt.Given) -> list[int]:
     for flag in ("lengths", "seed"):
         if getattr(arguments, flag) is not None:
             raise UserError(

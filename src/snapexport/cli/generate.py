@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Stream to standard output; print what was kept, and on a terminal times, to standard error."""
+    """Stream to standard output; print what was kept, and times on a terminal, on the other."""
     text = prompt.require(arguments)
     manifest = Build.open(arguments.build).manifest
     params, source = sampling(arguments)

@@ -98,7 +98,9 @@ def _find_kept(
     return kept
 
 
-def kept_positions(build: Build, given: prompt.Given, backend: BackendName | None) -> dict[str, Any]:
+def kept_positions(
+    build: Build, given: prompt.Given, backend: BackendName | None
+) -> dict[str, Any]:
     """Prefill the prompt, and return the positions that each layer and KV head kept."""
     from snapexport.runtime.requests.llm import LLM
     from snapexport.runtime.requests.request import SamplingParams

@@ -155,7 +155,7 @@ def read(arguments: argparse.Namespace) -> str | None:
     """The text, or None where none was given. Raises UserError."""
     if arguments.prompt_file is not None:
         return read_file(arguments.prompt_file)
-    if arguments.prompt and os.path.isfile(arguments.prompt):
+    if arguments.prompt and os.path.isfile(arguments.prompt):  # noqa: PTH113  # never raises
         say("note: the prompt is the name of a file, whose text --prompt-file would give")
     return _valid(arguments.prompt)
 

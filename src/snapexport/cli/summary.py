@@ -92,9 +92,7 @@ class CacheUse:
             positions,
             sum(n * layer.valid(positions - 1) for n, layer in held) / count,
             sum(n * layer.size for n, layer in held) / count,
-            (total.full if baseline else total.decode)
-            // manifest.batch
-            * manifest.tensor_parallel,
+            (total.full if baseline else total.decode) // manifest.batch * manifest.tensor_parallel,
         )
 
     def report(self) -> dict[str, float]:

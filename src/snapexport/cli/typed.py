@@ -10,8 +10,7 @@ import select
 import sys
 import termios
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from glob import escape, glob
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -123,7 +122,7 @@ def _prepare_readline(commands: Collection[str]) -> None:
         return
     complete = _completions(readline, commands)
     readline.set_completer_delims("")
-    readline.set_completer(lambda _, count: (complete() + [None])[count])
+    readline.set_completer(lambda _, count: [*complete(), None][count])
     if "libedit" in (readline.__doc__ or ""):
         readline.parse_and_bind("bind ^I rl_complete")
     else:
@@ -131,17 +130,31 @@ def _prepare_readline(commands: Collection[str]) -> None:
         readline.parse_and_bind("tab: complete")
 
 
-def _completions(readline: ModuleType, commands: Collection[str]) -> "Callable[[], list[str | None]]":
+def _completions(
+    readline: ModuleType, commands: Collection[str]
+) -> "Callable[[], list[str | None]]":
     def complete() -> list[str | None]:
         line = readline.get_line_buffer()
         if line.startswith(f"{FILE} "):
-            begun = str(Path(line[len(FILE) + 1 :].lstrip()).expanduser())
-            return [f"{FILE} {name}" for name in sorted(glob(escape(begun) + "*"))]
+            folder, slash, begun = line[len(FILE) + 1 :].lstrip().rpartition("/")
+            found = sorted(_entries(Path(folder + slash).expanduser(), begun))
+            return [f"{FILE} {folder}{slash}{name}" for name in found]
         if line.startswith("/"):
             return [f"{name} " for name in sorted(commands) if name.startswith(line)]
         return [line + "\t"]  # of a pasted text
 
     return complete
+
+
+def _entries(folder: Path, begun: str) -> list[str]:
+    """Names in a folder that begin so; folders end in a slash."""
+    with suppress(OSError):
+        return [
+            path.name + "/" * path.is_dir()
+            for path in folder.iterdir()
+            if path.name.startswith(begun)
+        ]
+    return []
 
 
 def split_file(words: str) -> tuple[str, str]:
