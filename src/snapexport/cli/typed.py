@@ -17,7 +17,7 @@ from types import ModuleType
 from snapexport.cli.signals import Interrupts
 from snapexport.errors import UserError
 
-PASTE_GAP = 0.05
+PASTE_GAP = 0.1
 """Most seconds between two lines of a pasted block."""
 FILE = "/file"
 _COMMAND = re.compile(r"(/[a-z]+)(?:\s.*)?", re.IGNORECASE)
