@@ -1,15 +1,9 @@
 """`generate` and `chat` on a build with a chat template: what is asked, shown and kept."""
 
 import json
-import os
-import pty
-import select
 import shutil
-import signal
 import subprocess
 import sys
-import termios
-import time
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -19,37 +13,19 @@ import pytest
 
 from snapexport.cli import console
 from snapexport.cli.app import main
-from snapexport.cli.chat import COMMANDS, Conversation
+from snapexport.cli.chat import Conversation
 from snapexport.cli.console import PrefillProgress
-from snapexport.cli.signals import Interrupts
-from snapexport.cli.typed import Keyboard
-from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.runtime.requests.generation_config import recommended_sampling
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.serving.options import ServeOptions
 from snapexport.serving.serve import Defaults
-from tests.patience import PATIENCE, is_waiting, until
 from tests.refused import refused
 from tests.runtime.tokenizers_for_tests import byte_level
 
-TEMPLATE = (
-    "{% for m in messages %}{% if m.role == 'system' %}!{% endif %}{{ m.content }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}>{% endif %}"
-)
 L_MAX = 64
 SHORT = ["--max-tokens", "4"]
-
-
-@pytest.fixture(scope="module")
-def chatting(tiny_build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A build that takes 64 tokens, one a byte, with a chat template."""
-    directory = tmp_path_factory.mktemp("chatting") / "chatting.build"
-    shutil.copytree(tiny_build.directory, directory)
-    byte_level().save(str(directory / "tokenizer.json"))
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -357,74 +333,6 @@ def test_a_message_interrupted_in_prefill_is_forgotten(llm: LLM) -> None:
     assert (answer.token_ids, answer.finish_reason) == ([], "cancelled")
     assert talk.ask("b", print, lambda: False).prompt_tokens == 3
     assert not llm.busy
-
-
-def test_ctrl_c_is_noted_during_work_and_raised_while_waiting_for_input() -> None:
-    interrupts = Interrupts()
-    former = signal.getsignal(signal.SIGINT)
-    with interrupts.as_notes():
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interrupts.came
-        with pytest.raises(KeyboardInterrupt), interrupts.as_errors():
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(PATIENCE)
-    assert signal.getsignal(signal.SIGINT) == former
-
-
-@pytest.mark.slow
-def test_chat_on_a_terminal_edits_lines_and_ends_by_ctrl_d(chatting: Path) -> None:
-    argv = ["chat", str(chatting), *SHORT]
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execv(sys.executable, [sys.executable, "-m", "snapexport", *argv])
-    try:
-        read_until(terminal, b"> ")
-        os.write(terminal, b"no\x7fy\r")  # "ny", and two tokens of the template's
-        assert b"4 prompt tokens" in read_until(terminal, b"tokens left")
-        read_until(terminal, b"> ")
-        os.write(terminal, b"/reset\r")
-        read_until(terminal, b"> ")
-        os.write(terminal, b"\x1b[200~a\r\tb\x1b[201~\r")  # as terminals bracket it
-        assert b"6 prompt tokens" in read_until(terminal, b"tokens left")
-        os.write(terminal, b"/reset\ra\r\tb\rc\r")  # a command, and a block without brackets
-        assert b"8 prompt tokens" in read_until(terminal, b"tokens left")
-        read_until(terminal, b"> ")
-        os.write(terminal, b"dropped")
-        read_until(terminal, b"dropped")
-        time.sleep(0.2)  # Python misses a signal that comes just before it waits for a key
-        until(lambda: is_waiting(pid))
-        os.write(terminal, b"\x03")
-        read_until(terminal, b"> ")
-        os.write(terminal, b"\x04")
-        assert os.waitpid(pid, 0)[1] == 0
-    finally:
-        os.close(terminal)
-
-
-def test_keys_during_an_answer_are_not_shown_and_wait_for_the_next_line() -> None:
-    ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "r+b", buffering=0) as terminal, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stdin", terminal)
-        before = termios.tcgetattr(theirs)
-        with Keyboard(Interrupts(), COMMANDS).held():
-            os.write(ours, b"typed ")
-            os.write(ours, b"later\r")
-            assert not select.select([ours], [], [], 0.2)[0]
-            assert os.read(theirs, 100).endswith(b"later\n")
-        assert termios.tcgetattr(theirs) == before
-        os.write(ours, b"shown")
-        assert os.read(ours, 100) == b"shown"
-    os.close(ours)
-
-
-def read_until(terminal: int, end: bytes, seconds: float = PATIENCE) -> bytes:
-    """What the terminal shows up to `end`."""
-    shown, last = b"", time.monotonic() + seconds
-    while not shown.endswith(end):
-        ready = select.select([terminal], [], [], max(0.0, last - time.monotonic()))[0]
-        assert ready, f"{end!r} never came: {shown[-500:]!r}"
-        shown += os.read(terminal, 1)
-    return shown
 
 
 def test_time_left_follows_only_from_chunks_that_were_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,8 @@ class _Session:
                 f"there is no command {command}",
                 f"{meant}/help lists them; begin the line with a space to send it as it is",
             )
-        return "" if command else rest
+        text = block.strip("\n") if block.strip() else ""
+        return "" if command else text if "\n" in text else text.strip()
 
     def _answer(self, message: str) -> None:
         self.interrupts.came = False

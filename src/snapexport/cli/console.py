@@ -129,9 +129,9 @@ def folded(text: str) -> str:
     return "".join(parts).replace("\0", " ")
 
 
-def say(text: str, style: str | None = None) -> None:
-    """Print prose on standard error: folded on a terminal, in one line elsewhere."""
-    ERR.print(folded(text) if ERR.is_terminal else text, style=style, soft_wrap=True)
+def say(text: str, style: str | None = None, console: Console = ERR) -> None:
+    """Print prose, on standard error: folded on a terminal, in one line elsewhere."""
+    console.print(folded(text) if console.is_terminal else text, style=style, soft_wrap=True)
 
 
 class _OneLine:

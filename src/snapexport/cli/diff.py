@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from snapexport.cli import prompt
-from snapexport.cli.console import ERR, OUT
+from snapexport.cli.console import ERR, OUT, say
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, needs_extra
 from snapexport.runtime.engine.limits import Limits
@@ -191,9 +191,10 @@ def _print_differences(build: Build, found: "list[Difference]") -> None:
     for difference in found:
         table.add_row(*_cells(difference))
     OUT.print(table)
-    OUT.print(Text(_legend(build, found), style="dim"))
+    say(_legend(build, found), "dim", OUT)
     if not build.has_baseline and build.manifest.geometry.compresses:
-        OUT.print("the build has no full-cache graphs to compare with: build it with --baseline")
+        lacks = "the build has no full-cache graphs to compare with: build it with --baseline"
+        say(lacks, console=OUT)
 
 
 def _legend(build: Build, found: "list[Difference]") -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from snapexport.builder.verify import Verified, load_graph, verify
 from snapexport.cli import flags, prompt
-from snapexport.cli.console import OUT, print_rows
+from snapexport.cli.console import OUT, print_rows, say
 from snapexport.cli.flags import whole_file
 from snapexport.cli.kept_view import kept_picture, picture_width
 from snapexport.cli.summary import build_summary, print_summary
@@ -173,7 +173,7 @@ def _print_verified(verified: Verified) -> None:
     if verified.other_files:
         lines.append(f"not in the manifest, so not verified: {_few(verified.other_files)}")
     for line in lines:
-        OUT.print(line, markup=False)
+        say(line, console=OUT)
 
 
 def _few(names: list[str]) -> str:
@@ -185,7 +185,7 @@ def _few(names: list[str]) -> str:
 def _print_kept(build: Build, kept: dict[str, Any]) -> None:
     length = kept["prompt_tokens"]
     if not kept["topk_positions"]:
-        OUT.print(f"all {length} positions are kept: the cache is the full one")
+        say(f"all {length} positions are kept: the cache is the full one", console=OUT)
         return
     for line in kept_picture(
         build.manifest.geometry, _arrays(kept), length, picture_width(OUT.width)

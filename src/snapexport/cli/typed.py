@@ -20,7 +20,7 @@ from snapexport.errors import UserError
 PASTE_GAP = 0.1
 """Most seconds between two lines of a pasted block."""
 FILE = "/file"
-_COMMAND = re.compile(r"(/[a-z]+)(?:\s.*)?", re.IGNORECASE)
+_COMMAND = re.compile(r"(/[a-z]+)(?:[ \t].*)?", re.IGNORECASE)
 
 
 def command_of(line: str) -> str:
