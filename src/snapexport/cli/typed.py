@@ -83,9 +83,9 @@ class Keyboard:
 
     def _read_block(self, lines: list[str]) -> None:
         """Add lines while more of them are there already."""
-        lines += self._line(self._prompt).splitlines() or [""]
+        lines += self._line(self._prompt).split("\n")
         while command_of(lines[0]) not in self._commands and self._has_more():
-            lines += self._line("").splitlines() or [""]
+            lines += self._line("").split("\n")
 
     def _split(self, block: str) -> Iterator[str]:
         """The commands that a block begins with, and the rest of it."""
