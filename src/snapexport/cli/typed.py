@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from snapexport.cli.signals import Interrupts
 from snapexport.errors import UserError
@@ -110,8 +111,8 @@ class Keyboard:
         held[3] &= ~(termios.ECHO | termios.ICANON)
         self._set(held)
 
-    def _set(self, attributes: list[object]) -> None:
-        termios.tcsetattr(self._terminal, termios.TCSANOW, attributes)  # type: ignore[arg-type]
+    def _set(self, attributes: list[Any]) -> None:
+        termios.tcsetattr(self._terminal, termios.TCSANOW, attributes)
 
 
 def _prepare_readline(commands: Collection[str]) -> None:
