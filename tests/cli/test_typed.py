@@ -79,7 +79,7 @@ def test_keys_during_an_answer_are_not_shown_and_wait_for_the_next_line() -> Non
     with os.fdopen(theirs, "r+b", buffering=0) as terminal, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", terminal)
         before = termios.tcgetattr(theirs)
-        with Keyboard(Interrupts(), COMMANDS).held():
+        with Keyboard(Interrupts(), COMMANDS).hold():
             os.write(ours, b"typed ")
             os.write(ours, b"later\r")
             assert not select.select([ours], [], [], 0.2)[0]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from snapexport.cli.console import Wrapped, folded
+from snapexport.cli.console import Wrapped, fold
 
 CODE = (
     "Use it so:\n```python\nx = some_function(with_a, very_long, line_of_arguments)\n```\nand so on"
@@ -53,4 +53,4 @@ def test_code_and_tables_stay_as_they_are() -> None:
 
 def test_commands_in_notes_stay_whole() -> None:
     command = "`snapexport generate llama.build --prompt-file report.txt`"
-    assert folded(f"{'word ' * 10}{command} x") == f"{('word ' * 10).strip()}\n{command} x"
+    assert fold(f"{'word ' * 10}{command} x") == f"{('word ' * 10).strip()}\n{command} x"

@@ -31,7 +31,7 @@ from snapexport.cli import (
     serve,
     triton,
 )
-from snapexport.cli.console import folded
+from snapexport.cli.console import fold
 from snapexport.cli.help import Parser
 from snapexport.cli.signals import end_on_signals
 from snapexport.errors import UserError, first_line
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_error(message: str, hint: str) -> int:
     text = f"error: {_printable(message)}\n\nhint: {_printable(hint)}"
-    print(folded(text) if sys.stderr.isatty() else text, file=sys.stderr)
+    print(fold(text) if sys.stderr.isatty() else text, file=sys.stderr)
     return BAD_INPUT
 
 

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     params, sources = generate.sampling(arguments)
     interrupts = Interrupts()
     keyboard = Keyboard(interrupts, COMMANDS) if sys.stdin.isatty() else None
-    with keyboard.held() if keyboard else nullcontext():
+    with keyboard.hold() if keyboard else nullcontext():
         parked_rows = _parked_rows(build.manifest, arguments.baseline)
         model = generate.open_llm(arguments, parked_rows=parked_rows)
         conversation = Conversation(model, params, arguments.system)

@@ -119,7 +119,7 @@ def columns() -> int:
     return shutil.get_terminal_size().columns
 
 
-def folded(text: str) -> str:
+def fold(text: str) -> str:
     """Prose of 80 columns, or the terminal's if it is narrower. Commands in `...` stay whole."""
     parts: list[str] = []
     whole = re.sub(r"`[^`\n]*`", lambda quoted: quoted[0].replace(" ", "\0"), text)
@@ -130,8 +130,8 @@ def folded(text: str) -> str:
 
 
 def say(text: str, style: str | None = None, console: Console = ERR) -> None:
-    """Print prose, on standard error: folded on a terminal, in one line elsewhere."""
-    console.print(folded(text) if console.is_terminal else text, style=style, soft_wrap=True)
+    """Print prose, on standard error: in short lines on a terminal, in one elsewhere."""
+    console.print(fold(text) if console.is_terminal else text, style=style, soft_wrap=True)
 
 
 class _OneLine:
@@ -209,7 +209,7 @@ def duration(seconds: float) -> str:
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
-    """A name and a text in each row: folded at a terminal's width, a line each in a pipe."""
+    """A name and a text in each row: fold at a terminal's width, a line each in a pipe."""
     if OUT.is_terminal:
         table = Table(show_header=False, box=None, pad_edge=False)
         for name, text in rows.items():

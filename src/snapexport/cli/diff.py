@@ -135,7 +135,7 @@ def _prompts(build: Build, arguments: argparse.Namespace) -> list[list[int]]:
             f"--steps {arguments.steps} is not between 1 and L_max - 1",
             f"the build's L_max is {geometry.L_max}: leave room for a prompt",
         )
-    given = prompt.given(arguments, build)
+    given = prompt.find(arguments, build)
     if given is None:
         prompts = _random_prompts(build, arguments, longest)
     else:

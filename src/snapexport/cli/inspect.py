@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the summary, the operators of each graph, and the kept positions of the prompt."""
     build = Build.open(arguments.build)
-    given = prompt.given(arguments, build, "html", "backend")
+    given = prompt.find(arguments, build, "html", "backend")
     report: dict[str, Any] = build_summary(build) | {"operators": operators(build)}
     if arguments.verify:
         tensorrt_entry.verify(build)

@@ -89,7 +89,7 @@ class Given:
         return encode(self.text, tokenizer, not self.is_whole)
 
 
-def given(arguments: argparse.Namespace, build: Build, *needy: str) -> Given | None:
+def find(arguments: argparse.Namespace, build: Build, *needy: str) -> Given | None:
     """The prompt as the model gets it, or None where none was given. Raises UserError.
 
     needy: further flags that are only for a prompt.

@@ -66,7 +66,7 @@ def build_summary(build: Build) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CacheUse:
-    """What the cache of a request holds: of a KV head, the mean of all that see every position.
+    """The use of a request's cache: of a KV head, the mean of all that see every position.
 
     positions: of the prompt and the answer. kept, slots: of them, and at most. nbytes: of the
     request's caches.

@@ -55,9 +55,9 @@ class Keyboard:
         self._prompt = "> " if sys.stdout.isatty() else ""
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Hold keys during the block, but for Ctrl-C."""
-        self._hold()
+        self._hide()
         try:
             yield
         finally:
@@ -101,12 +101,12 @@ class Keyboard:
         try:
             return input(prompt)
         finally:
-            self._hold()
+            self._hide()
 
     def _has_more(self) -> bool:
         return bool(select.select([self._terminal], [], [], PASTE_GAP)[0])
 
-    def _hold(self) -> None:
+    def _hide(self) -> None:
         held = [*self._usual]
         held[3] &= ~(termios.ECHO | termios.ICANON)
         self._set(held)
