@@ -209,7 +209,7 @@ def duration(seconds: float) -> str:
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
-    """A name and a text in each row: fold at a terminal's width, a line each in a pipe."""
+    """A name and a text in each row: folded at a terminal's width, a line each in a pipe."""
     if OUT.is_terminal:
         table = Table(show_header=False, box=None, pad_edge=False)
         for name, text in rows.items():
