@@ -186,7 +186,7 @@ def without_adapter(folder: Path) -> UserError:
             f"{folder} is no adapter: it is {what}",
             f"--adapter takes a folder of PEFT's, with {ADAPTER}, or a Hugging Face Hub id",
         )
-    names = _names(folder)
+    names = names_of(folder)
     lacks = ADAPTER_WEIGHTS if ADAPTER in names else ADAPTER
     inside = [folder / name for name in names if (folder / name / ADAPTER).is_file()]
     what, hint = "", f"point --adapter at a folder that peft's save_pretrained made, with {lacks}"

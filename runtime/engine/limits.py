@@ -19,6 +19,8 @@ class Limits:
     longest_prompt: tokens of a prompt.
     positions: tokens are fed at positions below it.
     prefill: how prompts are taken.
+    model_positions: tokens that the model itself takes; 0: unknown.
+    after_prompt: positions of L_max that no prompt may use.
     """
 
     batch: int
@@ -30,6 +32,8 @@ class Limits:
     eos_token_id: frozenset[int]
     prefill: Prefill
     ranks: int = 1
+    model_positions: int = 0
+    after_prompt: int = 0
 
     @property
     def prefill_chunk(self) -> int:
@@ -70,6 +74,8 @@ class Limits:
                 rewinds=not model.stateful,
                 further=() if full_cache else _further_work(manifest),
             ),
+            model_positions=model.max_position_embeddings,
+            after_prompt=0 if full_cache else geometry.after_prompt,
         )
 
 

@@ -1,7 +1,7 @@
 """Reads the sampling that a checkpoint recommends from its generation_config.json.
 
-`generate` of transformers samples nothing unless `do_sample` is true. vLLM's server samples anyway,
-as OpenAI's API does, and takes the other values as they are.
+The one default of the command line, the server and `LLM`. As in vLLM the values count as they are,
+whether `do_sample` is true or not.
 """
 
 import os
@@ -20,16 +20,13 @@ _HINT = "copy it from the checkpoint again"
 
 
 def recommended_sampling(directory: Path) -> dict[str, float]:
-    """Fields of SamplingParams as transformers takes them; none: greedy. Raises UserError."""
+    """Fields of SamplingParams. Raises UserError.
+
+    `do_sample` without a temperature means transformers' default of 1.
+    """
     config = _config(directory)
-    if config.get("do_sample") is not True:
-        return {}
-    return {"temperature": 1.0} | _fields(directory, config)
-
-
-def served_sampling(directory: Path) -> dict[str, float]:
-    """Fields of SamplingParams as vLLM takes them, for a server's requests. Raises UserError."""
-    return _fields(directory, _config(directory))
+    usual = {"temperature": 1.0} if config.get("do_sample") is True else {}
+    return usual | _fields(directory, config)
 
 
 def _config(directory: Path) -> dict[str, Any]:

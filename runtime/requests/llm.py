@@ -20,6 +20,7 @@ from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.method import MakeDrafter
 from snapexport.runtime.requests import prompts as prompts_module
 from snapexport.runtime.requests.config import LLMConfig
+from snapexport.runtime.requests.generation_config import recommended_sampling
 from snapexport.runtime.requests.loop import Loop
 from snapexport.runtime.requests.parked_rows import ParkedRows
 from snapexport.runtime.requests.prompts import (
@@ -153,7 +154,7 @@ class LLM:
         as in `generate`. Raises UserError.
         """
         each = prompts_module.conversations(messages)
-        how = prompts_module.params_for_each(params, len(each))
+        how = prompts_module.params_for_each(self._or_usual(params), len(each))
         requests = [
             self.read_chat(one, own, chat_template_kwargs, tools=tools, session=session)
             for one, own in zip(each, how, strict=True)
@@ -184,7 +185,7 @@ class LLM:
         session: str = "",
     ) -> Request:
         """Check one conversation, for a later `submit` or `stream`. Raises like `chat`."""
-        params = params or SamplingParams()
+        params = self._or_usual(params)
         request: Request = self._chats.request(
             messages, params, chat_template_kwargs, tools, parks=self.parks
         )
@@ -282,6 +283,18 @@ class LLM:
         """Requests that can run at once: the batch slots of the build's graphs."""
         return self.executor.limits.batch
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a request without any: the checkpoint's. Raises UserError."""
+        return self._usual
+
+    @cached_property
+    def _usual(self) -> SamplingParams:
+        found: Any = {} if self._directory is None else recommended_sampling(self._directory)
+        return SamplingParams(**found)
+
+    def _or_usual(self, params: Any) -> Any:
+        return self._usual if params is None else params
+
     @cached_property
     def _chats(self) -> Any:
         """The build's `ChatPrompts`. Raises UserError."""
@@ -301,6 +314,7 @@ class LLM:
         continuations: Continuations = None,
     ) -> list[Request]:
         limits = self.executor.limits
+        params = self._or_usual(params)
         requests = prompts_module.read(prompts, params, self.tokenizer, limits, continuations)
         return [self.constrained(request) for request in requests]
 

@@ -36,17 +36,28 @@ LEAST_BYTES = 1 << 16
 """Texts over max(LEAST_BYTES, longest prompt * BYTES_PER_TOKEN) bytes are refused untokenized."""
 
 
+ANSWER_ROOM, STEP = 256, 1024
+"""A proposed --L-max leaves room for an answer, and is a multiple of STEP."""
+
+
 class PromptTooLongError(UserError):
-    """A prompt of more tokens than the build takes."""
+    """A prompt of more tokens than the build, or the model itself, takes. limit: says which."""
 
     def __init__(self, tokens: int, limits: Limits) -> None:
         self.tokens, self.most = tokens, limits.longest_prompt
+        self.limit, hint = f"the build takes {self.most:,}", "shorten it"
+        ever = (limits.model_positions or tokens) - limits.after_prompt
         # Blocks go on to the model's own limit.
-        grows = limits.prefill.longest == self.most
-        super().__init__(
-            f"a prompt has {tokens} tokens, the build takes {self.most}",
-            "shorten it" + (", or build again with a larger --L-max" if grows else ""),
-        )
+        if limits.prefill.longest != self.most or tokens > ever:
+            ever = max(ever, self.most)
+            others = f", this build {self.most:,}" if ever > self.most else ""
+            self.limit = f"the model takes {ever:,} at the most{others}"
+            hint = "shorten it: no build of this model takes more"
+        else:
+            L_max = -(-(tokens + limits.after_prompt + ANSWER_ROOM) // STEP) * STEP
+            L_max = min(L_max, limits.model_positions or L_max)
+            hint = f"shorten it, or build again with --L-max {L_max}"
+        super().__init__(f"a prompt has {tokens:,} tokens, {self.limit}", hint)
 
 
 class TextTooLongError(UserError):
@@ -55,7 +66,7 @@ class TextTooLongError(UserError):
     def __init__(self, size: int, most_bytes: int, most: int) -> None:
         super().__init__(
             f"a prompt has {size} bytes, {most_bytes} are read at the most",
-            "shorten it",
+            f"shorten it: {most:,} tokens can be taken",
         )
         self.most = most
 

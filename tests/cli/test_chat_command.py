@@ -1,14 +1,9 @@
 """`generate` and `chat` on a build with a chat template: what is asked, shown and kept."""
 
 import json
-import os
-import pty
-import select
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -20,32 +15,17 @@ from snapexport.cli import console
 from snapexport.cli.app import main
 from snapexport.cli.chat import Conversation
 from snapexport.cli.console import PrefillProgress
-from snapexport.cli.signals import Interrupts
-from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.runtime.requests.generation_config import recommended_sampling
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
-from tests.patience import PATIENCE, is_waiting, until
+from snapexport.serving.options import ServeOptions
+from snapexport.serving.serve import Defaults
 from tests.refused import refused
 from tests.runtime.tokenizers_for_tests import byte_level
 
-TEMPLATE = (
-    "{% for m in messages %}{% if m.role == 'system' %}!{% endif %}{{ m.content }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}>{% endif %}"
-)
 L_MAX = 64
 SHORT = ["--max-tokens", "4"]
-
-
-@pytest.fixture(scope="module")
-def chatting(tiny_build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A build that takes 64 tokens, one a byte, with a chat template."""
-    directory = tmp_path_factory.mktemp("chatting") / "chatting.build"
-    shutil.copytree(tiny_build.directory, directory)
-    byte_level().save(str(directory / "tokenizer.json"))
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +62,9 @@ def test_generate_asks_in_the_template_and_says_so(
     assert main(argv) == 0
     out, err = capsys.readouterr()
     assert out == expected.text + "\n"
-    assert err == "using the build's chat template; --no-chat gives the prompt as it is\n"
+    template, kept = err.splitlines()
+    assert template == "using the build's chat template; --no-chat gives the prompt as it is"
+    assert kept == "kept all 8 positions, 12 KiB (room for 24)"
     assert main([*argv, "--chat", "--json"]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
@@ -94,8 +76,58 @@ def test_generate_gives_the_prompt_as_it_is_with_no_chat(
     chatting: Path, llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (expected,) = llm.generate("é?", SamplingParams(max_tokens=4))
-    assert main(["generate", str(chatting), "--no-chat", "--prompt", "é?", *SHORT]) == 0
-    assert capsys.readouterr() == (expected.text + "\n", "")
+    assert main(["generate", str(chatting), "--no-chat", *SHORT, "é?"]) == 0
+    out, err = capsys.readouterr()
+    assert out == expected.text + "\n" and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "kept 24 of 53 positions, 12 KiB"),  # keys and values of 2 layers and 2 heads of 16
+        (["--baseline"], "kept all 53 positions, 32 KiB (room for 64)"),
+    ],
+)
+def test_generate_ends_with_what_the_cache_kept(
+    chatting: Path, capsys: pytest.CaptureFixture[str], flags: list[str], says: str
+) -> None:
+    argv = ["generate", str(chatting), "--no-chat", "--ignore-eos", *flags, *SHORT, "x" * 50]
+    assert main(argv) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == says
+    assert main([*argv, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["positions"], report["kept_positions"]) == (53, 53 if flags else 24)
+    assert report["cache_bytes"] == 2 * 2 * 2 * 16 * 4 * (64 if flags else 24)
+
+
+@pytest.mark.parametrize("command", ["generate", "inspect", "diff"])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["a", "--prompt", "b"], "error: two prompts were given"),
+        (["--prompt-file", "-", "--system", "s", "a"], "error: two prompts were given"),
+        (["What", "is", "it"], "hint: put a prompt of several words in quotes"),
+        (["--system", "s"], "prompt"),
+    ],
+)
+def test_one_prompt_in_quotes_is_given(
+    chatting: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    words: list[str],
+    says: str,
+) -> None:
+    assert main([command, str(chatting), *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "tokens"), [([], 5), (["--no-chat"], 3)])
+def test_diff_asks_as_generate_does(
+    chatting: Path, capsys: pytest.CaptureFixture[str], flags: list[str], tokens: int
+) -> None:
+    assert main(["diff", str(chatting), "--steps", "2", "--json", *flags, "abc"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {one["prompt_length"] for one in report["differences"]} == {tokens}
 
 
 def test_generate_gives_a_system_message(
@@ -183,6 +215,34 @@ def test_chat_goes_on_after_a_message_that_is_too_long(ask: Ask) -> None:
     assert answered["prompt_tokens"] == L_MAX
 
 
+def test_chat_sends_a_file_with_the_question_at_its_end(ask: Ask, tmp_path: Path) -> None:
+    name = tmp_path / "two words.txt"
+    name.write_text("abc\n")
+    (tmp_path / "empty").touch()
+    spaced = str(name).replace(" ", "\\ ")
+    alone, *asked, failed, folder, empty, unknown, escaped = ask(
+        f"/file {name}",
+        "/reset",
+        *(
+            line
+            for q in (f"{name} q?", f'"{name}" q?', f"{spaced}  q?")
+            for line in (f"/file {q}", "/reset")
+        ),
+        f"/file {tmp_path}/none.txt",
+        f"/file {tmp_path}",
+        f"/file {tmp_path}/empty",
+        "/flie x",
+        " /flie x",
+        status=2,
+    )
+    assert alone["prompt_tokens"] == 4 + 2  # the text's line break, and the template's two
+    assert {one["prompt_tokens"] for one in asked} == {len("abc\n\nq?") + 2}
+    assert failed["error"] == f"cannot read {tmp_path}/none.txt: No such file or directory"
+    assert "is not a file" in folder["error"] and "is empty" in empty["error"]
+    assert unknown["error"] == "there is no command /flie" and "mean /file?" in unknown["hint"]
+    assert escaped["prompt_tokens"] == len("/flie x") + 2
+
+
 def test_chat_prints_answers_and_errors_apart(
     chatting: Path,
     llm: LLM,
@@ -194,7 +254,7 @@ def test_chat_prints_answers_and_errors_apart(
     out, err = capsys.readouterr()
     (expected,) = llm.chat([{"role": "user", "content": "a"}], SamplingParams(max_tokens=4))
     assert out == expected.text + "\n"
-    assert "there is no command /nothing" in err and "/reset   forget" in err
+    assert "there is no command /nothing" in err and "/reset       forget" in err
     assert "error: the conversation would have" in err and "hint: shorten" in err
 
 
@@ -202,7 +262,13 @@ def test_chat_prints_answers_and_errors_apart(
     ("config", "flags", "says"),
     [
         ({}, [], "greedy"),
-        ({"temperature": 0.5}, [], "greedy"),
+        ({"temperature": 0.5}, [], "temperature 0.5 (generation_config.json)"),
+        ({"temperature": 0.5}, ["--no-generation-config"], "greedy"),
+        (
+            {"temperature": 0, "top_k": 4, "repetition_penalty": 1.1},
+            [],
+            "greedy, repetition_penalty 1.1 (generation_config.json)",
+        ),
         (
             {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": None},
             ["--top-k", "5"],
@@ -213,7 +279,7 @@ def test_chat_prints_answers_and_errors_apart(
         ({"do_sample": True, "temperature": 0.6}, ["--temperature", "0"], "greedy"),
     ],
 )
-def test_chat_samples_as_the_checkpoint_recommends(
+def test_generate_chat_serve_and_llm_sample_as_the_checkpoint_recommends(
     chatting: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -227,9 +293,17 @@ def test_chat_samples_as_the_checkpoint_recommends(
     try:
         monkeypatch.setattr(sys, "stdin", StringIO(""))
         assert main(["chat", str(chatting), *flags]) == 0
+        assert capsys.readouterr().err == f"conversations of up to {L_MAX} tokens; {says}\n"
+        assert main(["generate", str(chatting), *SHORT, *flags, "a"]) == 0
+        noted = f"sampling: {says}" in capsys.readouterr().err.splitlines()
+        assert noted == ("generation_config.json" in says)
+        usual, served = (
+            LLM(chatting).get_default_sampling_params(),
+            Defaults.of(ServeOptions(chatting)),
+        )
+        assert usual == SamplingParams(**served.values)
     finally:
         given.write_text(former)
-    assert capsys.readouterr().err == f"conversations of up to {L_MAX} tokens; {says}\n"
 
 
 @pytest.mark.parametrize("value", ["hot", -1, True, [1]])
@@ -259,51 +333,6 @@ def test_a_message_interrupted_in_prefill_is_forgotten(llm: LLM) -> None:
     assert (answer.token_ids, answer.finish_reason) == ([], "cancelled")
     assert talk.ask("b", print, lambda: False).prompt_tokens == 3
     assert not llm.busy
-
-
-def test_ctrl_c_is_noted_during_work_and_raised_while_waiting_for_input() -> None:
-    interrupts = Interrupts()
-    former = signal.getsignal(signal.SIGINT)
-    with interrupts.as_notes():
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interrupts.came
-        with pytest.raises(KeyboardInterrupt), interrupts.as_errors():
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(PATIENCE)
-    assert signal.getsignal(signal.SIGINT) == former
-
-
-@pytest.mark.slow
-def test_chat_on_a_terminal_edits_lines_and_ends_by_ctrl_d(chatting: Path) -> None:
-    argv = ["chat", str(chatting), *SHORT]
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execv(sys.executable, [sys.executable, "-m", "snapexport", *argv])
-    try:
-        read_until(terminal, b"> ")
-        os.write(terminal, b"no\x7fy\r")  # "ny", and two tokens of the template's
-        assert b"4 prompt tokens" in read_until(terminal, b"tokens left")
-        read_until(terminal, b"> ")
-        os.write(terminal, b"dropped")
-        read_until(terminal, b"dropped")
-        time.sleep(0.2)  # Python misses a signal that comes just before it waits for a key
-        until(lambda: is_waiting(pid))
-        os.write(terminal, b"\x03")
-        read_until(terminal, b"\r\n> ")
-        os.write(terminal, b"\x04")
-        assert os.waitpid(pid, 0)[1] == 0
-    finally:
-        os.close(terminal)
-
-
-def read_until(terminal: int, end: bytes, seconds: float = PATIENCE) -> bytes:
-    """What the terminal shows up to `end`."""
-    shown, last = b"", time.monotonic() + seconds
-    while not shown.endswith(end):
-        ready = select.select([terminal], [], [], max(0.0, last - time.monotonic()))[0]
-        assert ready, f"{end!r} never came: {shown[-500:]!r}"
-        shown += os.read(terminal, 1)
-    return shown
 
 
 def test_time_left_follows_only_from_chunks_that_were_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,9 +222,9 @@ def spelling_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
         (["--prompt", "x", "--max-tokens", "0"], "max_tokens 0"),
         (["--prompt", "x", "--temperature", "nan"], "temperature nan"),
         (["--prompt", "x", "--top-p", "2"], "top_p 2.0"),
-        (["--prompt", "x", "--prompt-file", "-"], "not allowed with argument"),
+        (["x" * 1025], "has 1,025 tokens, the model takes 1,024 at the most, this build 64"),
         (["--prompt", "x", "--baseline"], "has no baseline graphs"),
-        ([], "one of the arguments --prompt --prompt-file is required"),
+        ([], "a prompt is missing"),
     ],
 )
 def test_generate_refuses_impossible_requests(

@@ -14,8 +14,8 @@ SHOWN = {
     "json",
     "build": "model out L_max policy kv_budget batch tokens_per_step dtype weights target baseline "
     "verify overwrite extend prefill_budget json",
-    "generate": "build prompt prompt_file chat system max_tokens temperature top_p seed stop "
-    "backend baseline json",
+    "generate": "build prompt prompt prompt_file chat system max_tokens temperature top_p seed "
+    "stop backend baseline json",
     "chat": "build system max_tokens temperature top_p seed backend baseline json",
     "eval": "build tasks lengths samples policies budgets documents instructions backend minutes "
     "out json",

@@ -31,6 +31,7 @@ from snapexport.cli import (
     serve,
     triton,
 )
+from snapexport.cli.console import fold
 from snapexport.cli.help import Parser
 from snapexport.cli.signals import end_on_signals
 from snapexport.errors import UserError, first_line
@@ -101,7 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_error(message: str, hint: str) -> int:
-    print(f"error: {_printable(message)}\n\nhint: {_printable(hint)}", file=sys.stderr)
+    text = f"error: {_printable(message)}\n\nhint: {_printable(hint)}"
+    print(fold(text) if sys.stderr.isatty() else text, file=sys.stderr)
     return BAD_INPUT
 
 

@@ -1,8 +1,9 @@
-"""Talk with a build: each line is a message, and the conversation goes on until /reset.
+"""Talk with a build: a line or a pasted block is a message, and /reset ends the conversation.
 
-/help lists the commands. Ctrl-C ends an answer, Ctrl-D ends the program. Standard input may be a
-pipe. Sampling follows the checkpoint's generation_config.json, unless flags say otherwise. If the
-build can take further tokens onto a compressed cache, a turn costs only its own tokens, and a
+/help lists the commands, such as /file PATH. Ctrl-C ends an answer, Ctrl-D ends the program.
+Standard input may be a pipe, in which each line is a message. Sampling follows the checkpoint's
+generation_config.json, unless flags say otherwise; --temperature 0 takes the likeliest tokens. If
+the build can take further tokens onto a compressed cache, a turn costs only its own tokens, and a
 conversation may be longer than L_max (docs/concepts/conversations.md).
 
 examples:
@@ -12,56 +13,54 @@ examples:
 """
 
 import argparse
-import io
 import json
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
-from snapexport.cli import flags, generate
-from snapexport.cli.console import ERR
-from snapexport.cli.generate import SAMPLING, Answer, stream
-from snapexport.cli.prompt import SYSTEM, system_message
+from snapexport.cli import generate
+from snapexport.cli.console import say
+from snapexport.cli.generate import SAMPLING, Answer, Printer, stream
+from snapexport.cli.prompt import SYSTEM, read_file, system_message
 from snapexport.cli.signals import Interrupts
+from snapexport.cli.typed import FILE, Keyboard, command_of, piped_blocks, split_file
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kinds import graph_of
 from snapexport.contract.manifest import Manifest
-from snapexport.errors import UserError, flag_of
+from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import require_template
-from snapexport.runtime.requests.generation_config import CONFIG, FIELDS, recommended_sampling
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Message, PromptTooLongError
 from snapexport.runtime.requests.request import Request, SamplingParams
 
 HELP = "talk with a build"
 
-FROM_CONFIG = "(default: generation_config.json's, else {})"
 ANSWER_TOKENS = 1024
-DEFAULTS = {"max_tokens": ANSWER_TOKENS, **dict.fromkeys(FIELDS)}
-COMMANDS = """/reset   forget the conversation, but for the system message
-/exit    end the program, as Ctrl-D does
-/help    show this
-Ctrl-C   end the answer"""
-KNOWN = ("/exit", "/help", "/reset")
-_COMMAND = re.compile(r"/\w+")
 NEW = "start anew with /reset"
+QUIT = "/quit"
+HELPS = {
+    f"{FILE} PATH": "send a text file; a question after PATH is put at its end",
+    "/reset": "forget the conversation, but for the system message",
+    "/help": "show this",
+    QUIT: "end the program, as Ctrl-D and /exit do",
+    "Tab": "complete a command, or the name of a file",
+    "Ctrl-C": "end the answer, which stays in the conversation; in a line: drop it",
+    "pasting": "a block is one message, which Enter sends",
+    "typing": "during an answer: waits for the next line, and is not shown before",
+}
+COMMANDS = frozenset({FILE, "/reset", "/help", QUIT, "/exit"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, the system message, and the fields of SamplingParams."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     parser.add_argument("--system", metavar="TEXT", help=SYSTEM)
-    usual = SamplingParams()
-    helps = {
-        name: f"{SAMPLING[name]} {FROM_CONFIG.format(getattr(usual, name))}" for name in FIELDS
-    }
-    helps["max_tokens"] = f"most tokens of an answer (default: {ANSWER_TOKENS})"
-    generate.add_sampling(parser, SAMPLING | helps)
-    parser.set_defaults(**DEFAULTS)
+    most = f"most tokens of an answer (default: {ANSWER_TOKENS})"
+    generate.add_sampling(parser, SAMPLING | {"max_tokens": most})
+    parser.set_defaults(max_tokens=ANSWER_TOKENS)
     generate.add_running(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object for each answer")
 
@@ -70,21 +69,21 @@ def run(arguments: argparse.Namespace) -> int:
     """Answer until the input ends; 2 if an answer to piped input failed."""
     build = Build.open(arguments.build)
     require_template(build.directory)
-    sampling, sources = _sampling(arguments)
-    params = SamplingParams(**sampling, stop=tuple(arguments.stop))
-    parked_rows = _parked_rows(build.manifest, arguments.baseline)
-    model = generate.open_llm(arguments, parked_rows=parked_rows)
-    conversation = Conversation(model, params, arguments.system)
-    ERR.print(f"conversations of up to {conversation.longest:,} tokens; {sources}", soft_wrap=True)
-    show = _Json() if arguments.json else _Text()
+    params, sources = generate.sampling(arguments)
     interrupts = Interrupts()
-    session = _Session(conversation, show, interrupts)
-    if sys.stdin.isatty():
-        ERR.print("/help lists the commands, Ctrl-D ends")
+    keyboard = Keyboard(interrupts, COMMANDS) if sys.stdin.isatty() else None
+    with keyboard.hold() if keyboard else nullcontext():
+        parked_rows = _parked_rows(build.manifest, arguments.baseline)
+        model = generate.open_llm(arguments, parked_rows=parked_rows)
+        conversation = Conversation(model, params, arguments.system)
+        say(f"conversations of up to {conversation.longest:,} tokens; {sources}")
+        session = _Session(conversation, _Json() if arguments.json else _Text(), interrupts)
+        if not keyboard:
+            return 2 if session.run(piped_blocks()) else 0
+        say("/help lists the commands, Ctrl-D ends")
         with interrupts.as_notes():
-            session.run(_typed_messages(interrupts))
+            session.run(keyboard.blocks())
         return 0
-    return 2 if session.run(_piped_messages()) else 0
 
 
 def _parked_rows(manifest: Manifest, baseline: bool) -> int:
@@ -146,7 +145,7 @@ class Conversation:
         room = f"about {left:,} tokens are left" if left > 0 else "no token is left"
         hint = f"shorten the message, or {NEW}" if left > 0 else NEW
         return UserError(
-            f"{what} {error.tokens:,} tokens, the build takes {error.most:,}: {room}",
+            f"{what} {error.tokens:,} tokens, {error.limit}: {room}",
             hint if known else error.hint,
         )
 
@@ -157,47 +156,82 @@ class _Session:
     show: "_Text | _Json"
     interrupts: Interrupts
 
-    def run(self, messages: Iterable[str]) -> int:
-        """Answer each message; the number of answers that failed."""
+    def run(self, blocks: Iterable[str]) -> int:
+        """Answer each block; the number of those that failed."""
         failed = 0
-        for message in messages:
-            if message == "/exit":
-                break
-            if message == "/reset":
-                self.conversation.reset()
-            elif message == "/help":
-                ERR.print(COMMANDS)
-            else:
-                failed += not self._answer(message)
+        for block in blocks:
+            try:
+                if command_of(block) in (QUIT, "/exit"):
+                    break
+                if message := self._message(block):
+                    self._answer(message)
+            except UserError as error:
+                self.show.error(error)
+                failed += 1
         return failed
 
-    def _answer(self, message: str) -> bool:
+    def _message(self, block: str) -> str:
+        """The message that a block sends; empty for none. Raises UserError."""
+        command = command_of(block)
+        rest = block.strip()[len(command) :].strip()
+        if command == FILE:
+            return _file_message(rest)
+        if command == "/reset":
+            self.conversation.reset()
+        elif command == "/help":
+            for name, text in HELPS.items():
+                say(f"{name:12} {text}")
+        elif command:
+            close = get_close_matches(command, COMMANDS, n=1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            raise UserError(
+                f"there is no command {command}",
+                f"{meant}/help lists them; begin the line with a space to send it as it is",
+            )
+        text = block.strip("\n") if block.strip() else ""
+        return "" if command else text if "\n" in text else text.strip()
+
+    def _answer(self, message: str) -> None:
         self.interrupts.came = False
-        try:
-            answer = self.conversation.ask(message, self.show.delta, lambda: self.interrupts.came)
-        except UserError as error:
-            self.show.error(error)
-            return False
+        self.show.start()
+        answer = self.conversation.ask(message, self.show.delta, lambda: self.interrupts.came)
         self.show.end(answer, self.conversation.tokens_left(answer))
-        return True
+
+
+def _file_message(words: str) -> str:
+    """A file's text, and the question after its name. Raises UserError."""
+    name, question = split_file(words)
+    path = Path(name).expanduser()
+    if path.exists() and not path.is_file():
+        raise UserError(f"{name} is not a file", "name a text file")
+    text = read_file(str(path))
+    if not text.strip():
+        raise UserError(f"{name} is empty", "name another file")
+    return f"{text.rstrip()}\n\n{question}" if question else text
 
 
 class _Text:
     """Shows answers as text, and errors on standard error."""
 
+    def start(self) -> None:
+        self._printer = Printer()
+
     def delta(self, text: str) -> None:
-        print(text, end="", flush=True)
+        self._printer(text)
 
     def end(self, answer: Answer, left: int) -> None:
-        print(flush=True)
+        self._printer.end()
         answer.print_times(f"about {left:,} tokens left")
 
     def error(self, error: UserError) -> None:
-        ERR.print(f"error: {error.message}\n\nhint: {error.hint}", soft_wrap=True)
+        say(f"error: {error.message}\n\nhint: {error.hint}")
 
 
 class _Json:
     """Shows each answer, or its error, as a line of JSON."""
+
+    def start(self) -> None:
+        """Show nothing."""
 
     def delta(self, text: str) -> None:
         """Show nothing: the text comes with the end."""
@@ -207,59 +241,3 @@ class _Json:
 
     def error(self, error: UserError) -> None:
         print(json.dumps({"error": error.message, "hint": error.hint}), flush=True)
-
-
-def _sampling(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Fields of SamplingParams: the flags' before the checkpoint's. And where each comes from."""
-    values = flags.values(arguments, SAMPLING)
-    given = {name: value for name, value in values.items() if value is not None}
-    fields = recommended_sampling(arguments.build) | given
-    if not fields.get("temperature"):
-        return fields, "greedy"
-    sources = [
-        f"{name} {fields[name]} ({flag_of(name) if name in given else CONFIG})"
-        for name in FIELDS
-        if name in fields
-    ]
-    return fields, ", ".join(sources)
-
-
-def _typed_messages(interrupts: Interrupts) -> Iterator[str]:
-    """Lines from a terminal, which can be edited. Ctrl-C drops a line, Ctrl-D ends."""
-    with suppress(ImportError):  # some Pythons lack it, and lines can't be edited then
-        import readline  # noqa: F401
-    _accept_any_bytes()
-    while True:
-        try:
-            with interrupts.as_errors():
-                line = input("> " if sys.stdout.isatty() else "")
-        except EOFError:
-            print()
-            return
-        except KeyboardInterrupt:
-            print()
-            continue
-        yield from _messages(line)
-
-
-def _piped_messages() -> Iterator[str]:
-    """Lines of standard input."""
-    _accept_any_bytes()
-    for line in sys.stdin:
-        yield from _messages(line)
-
-
-def _messages(line: str) -> Iterator[str]:
-    """The line's message; none for an empty line, or a command that does not exist."""
-    text = line.strip()
-    if text in KNOWN or not _COMMAND.fullmatch(text):
-        if text:
-            yield text
-        return
-    ERR.print(f"there is no command {text}: /help lists them")
-
-
-def _accept_any_bytes() -> None:
-    """A conversation goes on after bytes that are not UTF-8."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")

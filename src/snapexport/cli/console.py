@@ -5,11 +5,14 @@ are given by `style` or as `rich.text.Text`.
 """
 
 import io
+import re
+import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Self
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -39,6 +42,96 @@ CACHED_SECONDS = 0.02
 """Most seconds of a chunk that was in the prompt cache."""
 
 DESCRIPTION = TextColumn("{task.description}", markup=False)
+
+
+_FENCE = re.compile(r"\s*(```|~~~)")
+_AS_IT_IS = re.compile(r"(?:\s*\||\t| {4})")
+"""How lines begin that are not wrapped: a table's, and indented code."""
+_CLOSING = "、。，．！？：；）」』】》〉"
+_OPENING = "（「『【《〈"
+_JOINER = "\u200d"
+
+
+class Wrapped:
+    """Writes text as it comes, in lines that break at spaces and between wide characters.
+
+    A word is written once it is complete. Lines of code and of tables stay as they are. width:
+    called for the terminal's columns, which may change.
+    """
+
+    def __init__(self, write: Callable[[str], object], width: Callable[[], int]) -> None:
+        self._write, self._width = write, width
+        self._line = self._spaces = self._word = ""
+        self._column, self._is_code = 0, False
+
+    def __call__(self, text: str) -> None:
+        """Add text, of any length."""
+        for character in text:
+            if character == "\n":
+                self.end()
+                self._is_code ^= bool(_FENCE.match(self._line))
+                self._line, self._column = "", 0
+                self._write("\n")
+            elif character in " \t":
+                self._place()
+                self._spaces += character
+            else:
+                if self._word and _may_break(self._word, character):
+                    self._place()
+                self._word += character
+
+    def end(self) -> None:
+        """Write what is held back."""
+        self._place()
+        self._put(self._spaces)
+        self._spaces = ""
+
+    def _place(self) -> None:
+        """Write the word that is complete, in the next line if this one has no room."""
+        if not self._word:
+            return
+        spaces, word = self._spaces, self._word
+        self._spaces = self._word = ""
+        full = self._column + cell_len(spaces) + cell_len(word) > self._width()
+        begun = self._line.strip() and not self._is_code and not _AS_IT_IS.match(self._line)
+        if full and begun:
+            self._write("\n")
+            self._column, spaces = 0, ""
+        self._put(spaces + word)
+
+    def _put(self, text: str) -> None:
+        self._write(text)
+        self._line += text
+        self._column += cell_len(text)
+
+
+def _may_break(word: str, character: str) -> bool:
+    """Whether a line may end between two characters: both in a word, or one of them is wide."""
+    if not cell_len(character) or word[-1] == _JOINER or character in _CLOSING:
+        return False
+    if word[-1] in _OPENING or cell_len(word + character) < cell_len(word) + cell_len(character):
+        return False  # the second joins one that is shown
+    return cell_len(character) > 1 or cell_len(word[-1]) > 1
+
+
+def columns() -> int:
+    """The terminal's width."""
+    return shutil.get_terminal_size().columns
+
+
+def fold(text: str) -> str:
+    """Prose of 80 columns, or the terminal's if it is narrower. Commands in `...` stay whole."""
+    parts: list[str] = []
+    whole = re.sub(r"`[^`\n]*`", lambda quoted: quoted[0].replace(" ", "\0"), text)
+    wrap = Wrapped(parts.append, lambda: min(80, columns()))
+    wrap(whole)
+    wrap.end()
+    return "".join(parts).replace("\0", " ")
+
+
+def say(text: str, style: str | None = None, console: Console = ERR) -> None:
+    """Print prose, on standard error: in short lines on a terminal, in one elsewhere."""
+    console.print(fold(text) if console.is_terminal else text, style=style, soft_wrap=True)
 
 
 class _OneLine:
@@ -81,7 +174,7 @@ class BuildProgress(_OneLine):
 
     def note(self, text: str) -> None:
         """Print a note above the line."""
-        ERR.print(f"note: {text}", soft_wrap=True)
+        say(f"note: {text}")
 
     def written(self, nbytes: int) -> None:
         """Add bytes to the stage's count."""
@@ -105,11 +198,7 @@ class AnswerProgress(_OneLine):
 
 def print_estimate(what: str, seconds: float, nbytes: int) -> None:
     """Print on standard error the work to come, its time and its memory."""
-    ERR.print(
-        f"{what}: about {duration(seconds)}, {spelled(nbytes)} of weights and caches",
-        style="dim",
-        soft_wrap=True,
-    )
+    say(f"{what}: about {duration(seconds)}, {spelled(nbytes)} of weights and caches", "dim")
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """Compare transformers, the full-cache graphs and the compressed graphs, through Polygraphy.
 
-Each runs sequences of random tokens, or your prompt, and then transformers' greedy continuation.
+Each runs sequences of random tokens, or your prompt (through the build's chat template, if it has
+one, as in `generate`), and then transformers' greedy continuation.
 Where the compressed cache dropped nothing, outputs must be equal: otherwise the exit status is 1.
 Elsewhere the difference is the cost of compression.
 
@@ -22,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from snapexport.cli import prompt
-from snapexport.cli.console import ERR, OUT
+from snapexport.cli.console import ERR, OUT, say
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, needs_extra
 from snapexport.runtime.engine.limits import Limits
@@ -42,7 +43,7 @@ BACKENDS: tuple[BackendName, ...] = ("onnxruntime", "tensorrt")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, the sequences and the backends."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
-    prompt.add_arguments(parser, required=False)
+    prompt.add_arguments(parser)
     parser.add_argument(
         "--lengths",
         type=int,
@@ -141,21 +142,22 @@ def _prompts(build: Build, arguments: argparse.Namespace) -> list[list[int]]:
             f"--steps {arguments.steps} is not between 1 and L_max - 1",
             f"the build's L_max is {geometry.L_max}: leave room for a prompt",
         )
-    text = prompt.read(arguments)
-    if text is None:
+    given = prompt.find(arguments, build)
+    if given is None:
         prompts = _random_prompts(build, arguments, longest)
     else:
-        prompts = [_given_prompt(build, arguments, text)]
+        prompts = [_given_prompt(build, arguments, given)]
     for tokens in prompts:
         if not 1 <= len(tokens) <= longest:
             raise UserError(
-                f"{len(tokens)} prompt tokens and {arguments.steps} steps don't fit into L_max",
+                f"{len(tokens)} prompt tokens and {arguments.steps} steps don't fit into L_max, "
+                f"{geometry.L_max}",
                 f"use prompts of 1 to {longest} tokens, or fewer --steps",
             )
     return prompts
 
 
-def _given_prompt(build: Build, arguments: argparse.Namespace, text: str) -> list[int]:
+def _given_prompt(build: Build, arguments: argparse.Namespace, given: prompt.Given) -> list[int]:
     for flag in ("lengths", "seed"):
         if getattr(arguments, flag) is not None:
             raise UserError(
@@ -163,7 +165,8 @@ def _given_prompt(build: Build, arguments: argparse.Namespace, text: str) -> lis
                 f"drop --{flag} or the prompt",
             )
     limits = Limits.of(build.manifest, full_cache=True)
-    (request,) = read(text, None, load_tokenizer(build.directory), limits)
+    tokens = given.tokens(load_tokenizer(build.directory), limits)
+    (request,) = read(tokens, None, None, limits)
     return list(request.prompt_token_ids)
 
 
@@ -195,9 +198,10 @@ def _print_differences(build: Build, found: "list[Difference]") -> None:
     for difference in found:
         table.add_row(*_cells(difference))
     OUT.print(table)
-    OUT.print(Text(_legend(build, found), style="dim"))
+    say(_legend(build, found), "dim", OUT)
     if not build.has_baseline and build.manifest.geometry.compresses:
-        OUT.print("the build has no full-cache graphs to compare with: build it with --baseline")
+        lacks = "the build has no full-cache graphs to compare with: build it with --baseline"
+        say(lacks, console=OUT)
 
 
 def _legend(build: Build, found: "list[Difference]") -> str:

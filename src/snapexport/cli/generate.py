@@ -1,16 +1,18 @@
 """Generate text from a build, and print it as it comes.
 
 If the build has a chat template, the prompt becomes a message of the user's. --no-chat gives the
-prompt to the model as it is.
+prompt to the model as it is. Sampling follows the checkpoint's generation_config.json, unless flags
+say otherwise; --temperature 0 takes the likeliest tokens.
 
 examples:
-  snapexport generate qwen.build --prompt "What is the capital of France?"
-  snapexport generate qwen.build --no-chat --prompt "Once upon a time"
+  snapexport generate qwen.build "What is the capital of France?"
+  snapexport generate qwen.build --no-chat --temperature 0 "Once upon a time"
   cat report.txt | snapexport generate qwen.build --prompt-file - --json
 """
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -19,10 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.cli import flags, prompt
-from snapexport.cli.console import ERR, PrefillProgress
-from snapexport.errors import UserError
+from snapexport.cli.console import ERR, PrefillProgress, Wrapped, columns, say
+from snapexport.cli.summary import CacheUse
+from snapexport.contract.build_directory import Build
+from snapexport.errors import UserError, flag_of
 from snapexport.methods.table import run_flags
 from snapexport.runtime.requests.config import LLMConfig
+from snapexport.runtime.requests.generation_config import CONFIG, FIELDS, recommended_sampling
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Message
 from snapexport.runtime.requests.request import FinishReason, OutputDelta, Request, SamplingParams
@@ -39,6 +44,7 @@ SAMPLING = {
     "seed": "make sampling repeatable",
     "ignore_eos": "continue after the end-of-sequence token",
 }
+FROM_CONFIG = "{} (default: generation_config.json's, else {})"
 RUNNING = (
     flags.BACKEND
     | {"baseline": "use the full-cache graphs", "threads": "CPU threads (default: all cores)"}
@@ -50,27 +56,33 @@ RUNNING = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, the prompt, and the fields of SamplingParams."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
-    prompt.add_arguments(parser, required=True)
-    prompt.add_chat(parser)
+    prompt.add_arguments(parser)
     add_sampling(parser)
     add_running(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Stream to standard output; print times to standard error if that is a terminal."""
-    params = SamplingParams(**flags.values(arguments, SAMPLING), stop=tuple(arguments.stop))
-    text = prompt.read(arguments)
-    assert text is not None
+    """Stream to standard output; print what was kept, and times on a terminal, on the other."""
+    text = prompt.require(arguments)
+    manifest = Build.open(arguments.build).manifest
+    params, source = sampling(arguments)
     messages = prompt.messages(arguments, text)
     model = open_llm(arguments)
     request = _request(model, text, messages, params)
     if messages is not None:
         prompt.note_template(arguments)
-    answer = stream(model, request, _ignore if arguments.json else _write)
-    print(json.dumps(answer.report()) if arguments.json else "")
-    if not arguments.json:
-        answer.print_times()
+    if CONFIG in source:
+        say(f"sampling: {source}")
+    printer = Printer()
+    answer = stream(model, request, _ignore if arguments.json else printer)
+    use = CacheUse.of(manifest, arguments.baseline, answer.positions)
+    if arguments.json:
+        print(json.dumps(answer.report() | use.report()))
+        return 0
+    printer.end()
+    answer.print_times()
+    say(str(use))
     return 0
 
 
@@ -83,8 +95,26 @@ def _request(
         return model.read_chat(messages, params)
 
 
-def _write(text: str) -> None:
-    print(text, end="", flush=True)
+class Printer:
+    """Prints an answer as it comes. On a terminal its lines break at spaces."""
+
+    def __init__(self) -> None:
+        self._add: Callable[[str], object] = self._print
+        self._wrapped = Wrapped(self._print, columns)
+        if sys.stdout.isatty():
+            self._add = self._wrapped
+
+    def __call__(self, text: str) -> None:
+        self._add(text)
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """End the answer's last line."""
+        self._wrapped.end()
+        print(flush=True)
+
+    def _print(self, text: str) -> None:
+        print(text, end="")
 
 
 def _ignore(_: str) -> None:
@@ -93,8 +123,15 @@ def _ignore(_: str) -> None:
 
 def add_sampling(parser: argparse.ArgumentParser, helps: Mapping[str, str] = SAMPLING) -> None:
     """Add the fields of SamplingParams."""
-    group = parser.add_argument_group("sampling")
-    flags.add_fields(group, SamplingParams, helps)
+    group, usual = parser.add_argument_group("sampling"), SamplingParams()
+    found = {name: FROM_CONFIG.format(helps[name], getattr(usual, name)) for name in FIELDS}
+    flags.add_fields(group, SamplingParams, helps | found)
+    parser.set_defaults(**dict.fromkeys(FIELDS))
+    group.add_argument(
+        "--no-generation-config",
+        action="store_true",
+        help="ignore the sampling that the checkpoint recommends",
+    )
     group.add_argument(
         "--stop",
         action="append",
@@ -102,6 +139,23 @@ def add_sampling(parser: argparse.ArgumentParser, helps: Mapping[str, str] = SAM
         metavar="TEXT",
         help="end before this text; can be given several times",
     )
+
+
+def sampling(arguments: argparse.Namespace) -> tuple[SamplingParams, str]:
+    """The flags' values before the checkpoint's. And where those of sampling come from."""
+    values = flags.values(arguments, SAMPLING)
+    given = {name: value for name, value in values.items() if value is not None}
+    found = {} if arguments.no_generation_config else recommended_sampling(arguments.build)
+    params: dict[str, Any] = found | given
+    counted = FIELDS if params.get("temperature") else ["repetition_penalty"]
+    sources = [
+        f"{name} {params[name]} ({flag_of(name) if name in given else CONFIG})"
+        for name in counted
+        if name in params
+    ]
+    greedy = [] if counted is FIELDS else ["greedy"]
+    source = ", ".join([*greedy, *sources])
+    return SamplingParams(**params, stop=tuple(arguments.stop)), source
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:
@@ -138,6 +192,11 @@ class Answer:
         self.accepted += delta.accepted
         self.finish_reason = delta.finish_reason
 
+    @property
+    def positions(self) -> int:
+        """Positions that were fed: all but the newest token's."""
+        return self.prompt_tokens + max(0, len(self.token_ids) - 1)
+
     def report(self) -> dict[str, object]:
         """For JSON: TTFT in seconds, and tokens a second after the first token."""
         waited = None if self.first is None else round(self.first - self.started, 4)
@@ -155,7 +214,7 @@ class Answer:
     def print_times(self, *more: str) -> None:
         """Print the times on standard error, if that is a terminal."""
         if ERR.is_terminal:
-            ERR.print(", ".join([*self._times(), *more]), style="dim", soft_wrap=True)
+            say(", ".join([*self._times(), *more]), "dim")
 
     def _speed(self) -> float | None:
         later = len(self.token_ids) - 1

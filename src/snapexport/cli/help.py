@@ -126,6 +126,8 @@ class Parser(argparse.ArgumentParser):
             name = rest[0].partition("=")[0]
             close = get_close_matches(name, self._option_string_actions, n=1, cutoff=0.8)
             meant = f"did you mean {close[0]}? " if close else ""
+            if "prompt" in found and not name.startswith("-"):
+                meant = "put a prompt of several words in quotes; "
             raise UserError(
                 f"unrecognized arguments: {' '.join(rest)}", f"{meant}see `{self.prog} --help`"
             )

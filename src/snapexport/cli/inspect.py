@@ -5,7 +5,7 @@ text is shown too.
 
 examples:
   snapexport inspect llama.build
-  snapexport inspect llama.build --prompt-file report.txt
+  snapexport inspect llama.build "What is the capital of France?"
   snapexport inspect llama.build --prompt-file report.txt --html kept.html
 """
 
@@ -14,7 +14,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,13 @@ from numpy.typing import NDArray
 
 from snapexport.builder.verify import Verified, load_graph, verify
 from snapexport.cli import flags, prompt
-from snapexport.cli.console import OUT, print_rows
+from snapexport.cli.console import OUT, print_rows, say
 from snapexport.cli.flags import whole_file
 from snapexport.cli.kept_view import kept_picture, picture_width
 from snapexport.cli.summary import build_summary, print_summary
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import spelled
-from snapexport.errors import UserError, flag_of
 from snapexport.measure import page
-from snapexport.runtime.chat.chat_prompts import Chat, ChatPrompts
 from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.trt import entry as tensorrt_entry
@@ -42,8 +39,7 @@ HELP = "geometry, memory, operators, and the kept positions of a prompt"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the build and the prompt."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
-    prompt.add_arguments(parser, required=False)
-    prompt.add_chat(parser)
+    prompt.add_arguments(parser)
     flags.add_fields(parser, LLMConfig, {"backend": flags.BACKEND["backend"]})
     parser.add_argument(
         "--verify",
@@ -62,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the summary, the operators of each graph, and the kept positions of the prompt."""
     build = Build.open(arguments.build)
-    given = _read_prompt(arguments, build)
+    given = prompt.find(arguments, build, "html", "backend")
     report: dict[str, Any] = build_summary(build) | {"operators": operators(build)}
     if arguments.verify:
         tensorrt_entry.verify(build)
@@ -89,37 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Given:
-    """The prompt's text. is_whole: with its special tokens, which the chat template wrote."""
-
-    text: str
-    is_whole: bool
-
-
-def _read_prompt(arguments: argparse.Namespace, build: Build) -> Given | None:
-    """The prompt as the model gets it, or None where no flag gave one. Raises UserError."""
-    text = prompt.read(arguments)
-    if text is None:
-        for name in ("html", "system", "chat", "backend"):
-            if (value := getattr(arguments, name)) is not None:
-                flag = "--no-chat" if value is False else flag_of(name)
-                raise UserError(
-                    f"{flag} is for a prompt, but none was given", "add --prompt-file FILE"
-                )
-        return None
-    messages = prompt.messages(arguments, text)
-    if messages is None:
-        return Given(text, is_whole=False)
-    with prompt.template_errors():
-        chat = ChatPrompts.open(build.directory)
-        given = Given(chat.text(Chat(messages)), is_whole=True)
-    prompt.note_template(arguments)
-    return given
-
-
 def _find_kept(
-    build: Build, given: Given | None, html: Path | None, backend: BackendName | None
+    build: Build, given: prompt.Given | None, html: Path | None, backend: BackendName | None
 ) -> dict[str, Any] | None:
     """The kept positions of a prompt, if one is given; written to a page, if --html is given."""
     if given is None:
@@ -131,22 +98,22 @@ def _find_kept(
     return kept
 
 
-def kept_positions(build: Build, given: Given, backend: BackendName | None) -> dict[str, Any]:
+def kept_positions(
+    build: Build, given: prompt.Given, backend: BackendName | None
+) -> dict[str, Any]:
     """Prefill the prompt, and return the positions that each layer and KV head kept."""
     from snapexport.runtime.requests.llm import LLM
-    from snapexport.runtime.requests.prompts import encode, require_readable
     from snapexport.runtime.requests.request import SamplingParams
 
     llm = LLM(build.directory, backend=backend)
-    require_readable(given.text, llm.executor.limits)
-    token_ids = encode(given.text, llm.tokenizer, not given.is_whole)
+    token_ids = given.tokens(llm.tokenizer, llm.executor.limits)
     (completion,) = llm.generate([token_ids], SamplingParams(max_tokens=1))
     length = len(completion.prompt_token_ids)
     kept = llm.executor.topk_positions() or []
     return {"prompt_tokens": length, "topk_positions": [layer.tolist() for layer in kept]}
 
 
-def _html_page(build: Build, given: Given, kept: dict[str, Any]) -> str:
+def _html_page(build: Build, given: prompt.Given, kept: dict[str, Any]) -> str:
     """The page that shows the kept positions in the prompt."""
     from snapexport.runtime.requests.prompts import load_tokenizer
 
@@ -206,7 +173,7 @@ def _print_verified(verified: Verified) -> None:
     if verified.other_files:
         lines.append(f"not in the manifest, so not verified: {_few(verified.other_files)}")
     for line in lines:
-        OUT.print(line, markup=False)
+        say(line, console=OUT)
 
 
 def _few(names: list[str]) -> str:
@@ -218,7 +185,7 @@ def _few(names: list[str]) -> str:
 def _print_kept(build: Build, kept: dict[str, Any]) -> None:
     length = kept["prompt_tokens"]
     if not kept["topk_positions"]:
-        OUT.print(f"all {length} positions are kept: the cache is the full one")
+        say(f"all {length} positions are kept: the cache is the full one", console=OUT)
         return
     for line in kept_picture(
         build.manifest.geometry, _arrays(kept), length, picture_width(OUT.width)

@@ -1,22 +1,35 @@
-"""Reads the prompt of a command from its flags, a file or standard input.
+"""Reads the prompt of a command from its arguments, a file or standard input.
 
 If the build has a chat template, the prompt becomes a message of the user's.
 """
 
 import argparse
 import codecs
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from snapexport.cli.console import ERR
+from snapexport.cli.console import say
 from snapexport.contract.build_directory import Build
 from snapexport.contract.exclusions import require_compatible
-from snapexport.errors import UserError
-from snapexport.runtime.chat.chat_prompts import require_template
+from snapexport.errors import UserError, flag_of
+from snapexport.runtime.chat.chat_prompts import Chat, ChatPrompts, require_template
 from snapexport.runtime.chat.template_files import has_template
-from snapexport.runtime.requests.prompts import Message, PromptTooLongError, TextTooLongError
+from snapexport.runtime.engine.limits import Limits
+from snapexport.runtime.requests.prompts import (
+    Message,
+    PromptTooLongError,
+    TextTooLongError,
+    encode,
+    require_readable,
+)
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MOST_BYTES = 1 << 26
 """Of a prompt's file: more than any build takes, and no more memory than that."""
@@ -33,21 +46,70 @@ SYSTEM = "the system message, before the conversation"
 NOTE = "using the build's chat template; --no-chat gives the prompt as it is"
 
 
-def add_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
-    """Add --prompt TEXT and --prompt-file FILE, of which one may be given."""
-    group = parser.add_mutually_exclusive_group(required=required)
-    group.add_argument("--prompt", metavar="TEXT", help="the prompt")
-    group.add_argument("--prompt-file", metavar="FILE", help="a text file; - for standard input")
+class _Once(argparse.Action):
+    """Stores a prompt. Raises UserError for a second one."""
+
+    def __call__(
+        self, _: argparse.ArgumentParser, found: argparse.Namespace, value: Any, *__: Any
+    ) -> None:
+        if found.prompt is not None or found.prompt_file is not None:
+            raise UserError(
+                "two prompts were given", "give one: PROMPT, --prompt TEXT or --prompt-file FILE"
+            )
+        setattr(found, self.dest, value)
 
 
-def add_chat(parser: argparse.ArgumentParser) -> None:
-    """Add --chat, --no-chat and --system TEXT."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the prompt, of which one may be given, --chat, --no-chat and --system TEXT."""
+    text = "the prompt, in quotes; the same as --prompt TEXT"
+    bare = parser.add_argument("prompt", metavar="[PROMPT]", action=_Once, help=text)
+    bare.required = False  # by nargs="?" it could not follow a flag
+    parser.add_argument("--prompt", metavar="TEXT", action=_Once, help="the prompt")
+    parser.add_argument(
+        "--prompt-file", metavar="FILE", action=_Once, help="a text file; - for standard input"
+    )
     parser.add_argument(
         "--chat",
         action=argparse.BooleanOptionalAction,
         help="send the prompt through the build's chat template (default: if it has one)",
     )
     parser.add_argument("--system", metavar="TEXT", help=SYSTEM)
+
+
+@dataclass(frozen=True)
+class Given:
+    """The prompt's text. is_whole: with its special tokens, which the chat template wrote."""
+
+    text: str
+    is_whole: bool
+
+    def tokens(self, tokenizer: "Tokenizer | None", limits: Limits) -> list[int]:
+        """The text's token ids. Raises UserError."""
+        require_readable(self.text, limits)
+        return encode(self.text, tokenizer, not self.is_whole)
+
+
+def find(arguments: argparse.Namespace, build: Build, *needy: str) -> Given | None:
+    """The prompt as the model gets it, or None where none was given. Raises UserError.
+
+    needy: further flags that are only for a prompt.
+    """
+    text = read(arguments)
+    if text is None:
+        for name in (*needy, "system", "chat"):
+            if (value := getattr(arguments, name)) is not None:
+                flag = "--no-chat" if value is False else flag_of(name)
+                raise UserError(
+                    f"{flag} is for a prompt, but none was given", "add --prompt-file FILE"
+                )
+        return None
+    talk = messages(arguments, text)
+    if talk is None:
+        return Given(text, is_whole=False)
+    with template_errors():
+        whole = Given(ChatPrompts.open(build.directory).text(Chat(talk)), is_whole=True)
+    note_template(arguments)
+    return whole
 
 
 def messages(arguments: argparse.Namespace, text: str) -> list[Message] | None:
@@ -70,7 +132,7 @@ def messages(arguments: argparse.Namespace, text: str) -> list[Message] | None:
 def note_template(arguments: argparse.Namespace) -> None:
     """Note on standard error that the prompt goes through the chat template, if no flag says so."""
     if arguments.chat is None:
-        ERR.print(NOTE, soft_wrap=True)
+        say(NOTE)
 
 
 @contextmanager
@@ -90,10 +152,28 @@ def system_message(text: str | None) -> list[Message]:
 
 
 def read(arguments: argparse.Namespace) -> str | None:
-    """The text, or None where no flag was given. Raises UserError."""
-    if arguments.prompt_file is None:
-        return _valid(arguments.prompt)
-    return _decode(_bytes(arguments.prompt_file))
+    """The text, or None where none was given. Raises UserError."""
+    if arguments.prompt_file is not None:
+        return read_file(arguments.prompt_file)
+    if arguments.prompt and os.path.isfile(arguments.prompt):  # noqa: PTH113  # never raises
+        say("note: the prompt is the name of a file, whose text --prompt-file would give")
+    return _valid(arguments.prompt)
+
+
+def require(arguments: argparse.Namespace) -> str:
+    """The text. Raises UserError where none was given."""
+    if (text := read(arguments)) is None:
+        raise UserError(
+            "a prompt is missing",
+            f'add it in quotes: `snapexport {arguments.command} BUILD "..."`; or --prompt-file '
+            "FILE, where - is standard input",
+        )
+    return text
+
+
+def read_file(name: str) -> str:
+    """The text of a file; -: of standard input. Raises UserError."""
+    return _decode(_bytes(name))
 
 
 def _decode(raw: bytes) -> str:
@@ -115,7 +195,7 @@ def _bytes(name: str) -> bytes:
         with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror}", "check --prompt-file") from None
+        raise UserError(f"cannot read {name}: {error.strerror}", "check its name") from None
     if len(raw) > MOST_BYTES:
         raise UserError(f"the prompt has more than {MOST_BYTES} bytes", "give a shorter text")
     return raw

@@ -1,6 +1,7 @@
 """Summarizes a build for people and for programs: geometry and memory, full and compressed."""
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from snapexport.cli.console import print_rows
@@ -62,6 +63,56 @@ def build_summary(build: Build) -> dict[str, Any]:
             "prefill_cache_bytes": cache.prefill,
         },
     }
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """The use of a request's cache: of a KV head, the mean of all that see every position.
+
+    positions: of the prompt and the answer. kept, slots: of them, and at most. nbytes: of the
+    request's caches.
+    """
+
+    positions: int
+    kept: float
+    slots: float
+    nbytes: int
+
+    @classmethod
+    def of(cls, manifest: Manifest, baseline: bool, positions: int) -> "CacheUse":
+        """After `positions` of a build. A layer with a window of its own drops nothing more."""
+        geometry = manifest.geometry.as_full() if baseline else manifest.geometry
+        heads = geometry.slots.heads_held(manifest.model.kv_heads)
+        all_held = [
+            (heads, layer) for heads, layer in zip(heads, geometry.layers, strict=True) if heads
+        ]
+        held = [(n, layer) for n, layer in all_held if layer.L_sink or layer.K] or all_held
+        count = sum(n for n, _ in held) or 1
+        total = cache_bytes(manifest)
+        return cls(
+            positions,
+            sum(n * layer.valid(positions - 1) for n, layer in held) / count,
+            sum(n * layer.size for n, layer in held) / count,
+            (total.full if baseline else total.decode) // manifest.batch * manifest.tensor_parallel,
+        )
+
+    def report(self) -> dict[str, float]:
+        """For JSON."""
+        return {
+            "positions": self.positions,
+            "kept_positions": round(self.kept, 2),
+            "cache_bytes": self.nbytes,
+        }
+
+    def __str__(self) -> str:
+        if not self.slots:
+            return f"no position is cached, the state has {spelled(self.nbytes)}"
+        if self.kept < self.positions:
+            mean = "" if self.kept == int(self.kept) else " on average"
+            kept = f"{self.kept:,.0f} of {self.positions:,} positions{mean}"
+            return f"kept {kept}, {spelled(self.nbytes)}"
+        room = f"room for {self.slots:,.0f}"
+        return f"kept all {self.positions:,} positions, {spelled(self.nbytes)} ({room})"
 
 
 def print_summary(build: Build) -> None:

@@ -26,7 +26,7 @@ from snapexport.runtime.chat.chat_prompts import open_template
 from snapexport.runtime.chat.parsers.table import OutputFormat
 from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.chat.template_habits import sources
-from snapexport.runtime.requests.generation_config import CONFIG, served_sampling
+from snapexport.runtime.requests.generation_config import CONFIG, recommended_sampling
 from snapexport.serving.health import Health
 from snapexport.serving.model import Model, has_tokenizer, warm_up
 from snapexport.serving.openai.api import Api
@@ -54,7 +54,7 @@ class Defaults:
     @classmethod
     def of(cls, options: ServeOptions) -> "Defaults":
         """Find those of a build and its server. Raises UserError for a wrong file."""
-        found = {} if options.no_generation_config else served_sampling(options.build)
+        found = {} if options.no_generation_config else recommended_sampling(options.build)
         own = {name: value for name in OWN if (value := getattr(options, name)) is not None}
         sources = dict.fromkeys(found, CONFIG) | {name: flag_of(name) for name in own}
         return cls(found | own, sources)

@@ -64,10 +64,10 @@ def test_a_prompt_may_be_longer_than_L_max_only_in_blocks() -> None:
     prompt = np.random.default_rng(0).integers(3, VOCABULARY, CASE.L_max + 1).tolist()
     with pytest.raises(UserError, match="takes 96") as refused:
         llm().read(prompt)
-    assert "larger --L-max" in refused.value.hint
+    assert "build again with --L-max " in refused.value.hint
     with pytest.raises(UserError) as refused:
         llm(prefill="blocks").read(prompt * 1000)
-    assert refused.value.hint == "shorten it"
+    assert refused.value.hint == "shorten it: no build of this model takes more"
     assert llm(prefill="blocks").generate([prompt], GREEDY)
     assert llm(parked_rows=1).generate([prompt], GREEDY)
 
