@@ -6,10 +6,12 @@ Reads headers, configs and tokenizers, never a weight.
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from snapexport.errors import UserError, first_line
 from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.read.folders import (
+    CONFIG,
     CONVERTIBLE,
     GGUF,
     READ,
@@ -18,6 +20,7 @@ from snapexport.exporter.read.folders import (
     require_of_hub,
 )
 from snapexport.exporter.read.gguf import open_gguf
+from snapexport.files.nearby import meant, near
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = [*READ, *CONVERTIBLE, "*.json", "*.safetensors"]
@@ -31,32 +34,48 @@ def local_path(model: str) -> Path:
 
     Raises UserError.
     """
+    return _local(model) or _download(model)
+
+
+def hub_config(model: str) -> Path:
+    """As `local_path`, but of a Hub id only its config.json is downloaded."""
+    return _local(model) or _fetch(model, allow_patterns=[CONFIG])
+
+
+def _local(model: str) -> Path | None:
+    """The path; None for a Hub id."""
     if not model:
         raise UserError("--model is empty", "name a folder, a GGUF file, or a model of the Hub")
     path = Path(model).expanduser()
     local = path.exists() or model.startswith((".", "/", "~")) or path.suffix == GGUF
-    return path if local or not _HUB_ID.fullmatch(model) else _download(model)
+    return path if local or not _HUB_ID.fullmatch(model) else None
 
 
-def _download(model: str) -> Path:
+def _fetch(model: str, **what: Any) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
-    download = huggingface_hub.snapshot_download
     try:
-        # A snapshot's folder is named by its commit, so that both are of one.
-        commit = Path(download(model, allow_patterns=IN_FOLDERS)).name
-        directory = Path(
-            download(model, revision=commit, allow_patterns=WANTED, ignore_patterns=UNWANTED)
-        )
+        return Path(huggingface_hub.snapshot_download(model, **what))
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(
             f"'{model}' is not a local directory, and its download failed: {first_line(error)}",
-            "check the name, the network and `hf auth login`, or pass a local directory",
+            f"{_meant(Path(model))}check the name, the network and `hf auth login`, or pass a local "
+            "directory",
         ) from None
+
+
+def _download(model: str) -> Path:
+    # A snapshot's folder is named by its commit, so that both are of one.
+    commit = _fetch(model, allow_patterns=IN_FOLDERS).name
+    directory = _fetch(model, revision=commit, allow_patterns=WANTED, ignore_patterns=UNWANTED)
     if not any(directory.glob("*.safetensors")):
         require_of_hub(model, directory, _files_of(model, commit))
     return directory
+
+
+def _meant(path: Path) -> str:
+    return meant(near(path, CONFIG, GGUF))
 
 
 def _files_of(model: str, commit: str) -> list[str]:
@@ -78,7 +97,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return open_gguf(path)
     raise UserError(
         f"no such directory: {path}",
-        "--model takes a checkpoint directory, a GGUF file or a Hugging Face Hub id (owner/name)",
+        f"{_meant(path)}--model takes a checkpoint directory, a GGUF file or a Hugging Face Hub id (owner/name)",
     )
 
 

@@ -176,7 +176,8 @@ def read_header(path: Path, blocks: BlockSizes) -> GgufHeader:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return GgufHeader(path, *_parse(content, size, blocks))
     except FileNotFoundError:
-        raise UserError(f"no such file: {path}", "check the path of the GGUF file") from None
+        hint = f"{meant(near(path, CONFIG, GGUF))}check the path of the GGUF file"
+        raise UserError(f"no such file: {path}", hint) from None
     except ValueError as error:
         if isinstance(error, UserError):
             raise

@@ -34,6 +34,7 @@ from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, AnswerProgress, duration, print_estimate
 from snapexport.contract.build_directory import Build
 from snapexport.errors import needs_extra
+from snapexport.measure.eval.records import require_place
 from snapexport.measure.eval.tasks import TASKS
 from snapexport.measure.options import ABLE, DEFAULT_MINUTES, DEFAULT_TASKS, MODES, EvalOptions
 
@@ -88,16 +89,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the report."""
     options = EvalOptions(**flags.values(arguments, CHOICES))
+    build = Build.open(arguments.build)
+    build.require_run(command="eval")
+    if arguments.out:
+        require_place(arguments.out)
     with needs_extra("build"):
-        from snapexport.measure.eval.estimate import estimate
         from snapexport.measure.eval.grid import make_grid
+
+        grid = make_grid(build, options)
+        from snapexport.measure.eval.estimate import estimate
         from snapexport.measure.eval.run import Evaluation
     if arguments.out:
         with needs_extra("eval"):
             import_module("matplotlib")
-    build = Build.open(arguments.build)
-    build.require_run(command="eval")
-    grid = make_grid(build, options)
     evaluation = Evaluation(grid, arguments.out)
     if ERR.is_terminal:
         what = f"{grid.records} answers and continuations of {len(grid.systems)} caches"

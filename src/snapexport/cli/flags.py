@@ -5,6 +5,7 @@ Also writes the file that a flag names, whole or not at all.
 
 import argparse
 import dataclasses
+import errno
 import os
 import types
 import typing
@@ -132,6 +133,16 @@ def whole_file(path: Path, flag: str) -> Iterator[Callable[[str], None]]:
             files.finish(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def require_writable(path: Path, flag: str) -> None:
+    """Raise UserError for a path that `whole_file` could not write. It writes nothing."""
+    target = Path(os.path.realpath(path))
+    _require_replaceable(target, flag)
+    with _write_errors(path, flag):
+        if not os.access(target.parent, os.W_OK):
+            target.parent.stat()  # which says why
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _require_replaceable(target: Path, flag: str) -> None:

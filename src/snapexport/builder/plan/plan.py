@@ -23,7 +23,8 @@ from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.memory import as_flag, spelled
 from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError, flag_of
-from snapexport.files.dtypes import BY_FLAG
+from snapexport.exporter.read.first_look import look
+from snapexport.files.dtypes import BY_FLAG, DType
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,13 @@ class Plan:
 
 def make_plan(request: PlanRequest) -> Plan:
     """Read the checkpoint's headers and decide. Raises UserError."""
+    options = _with_dtype(request, "bf16").build_options()  # flags that contradict each other
+    options.require_positions(look(request["model"], needs_weights=False))
     model = read_model(
         request["model"],
         request.graph,
         longrope_for=request["L_max"] if request["longrope"] else None,
     )
-    options = _with_dtype(request, model).build_options()  # flags that contradict each other
     options.graph.require_model(model.facts)
     return plan_for(request, model)
 
@@ -70,7 +72,7 @@ def with_defaults(request: PlanRequest, model: PlannedModel) -> PlanRequest:
             "--weights keep stores integers as the checkpoint has them, and it has none",
             "leave it out; int8 or int4 round floats to integers",
         )
-    return _with_kept_integers(_with_dtype(request, model), model)
+    return _with_kept_integers(_with_dtype(request, model.stored), model)
 
 
 def _with_kept_integers(request: PlanRequest, model: PlannedModel) -> PlanRequest:
@@ -94,12 +96,12 @@ def _integers(model: PlannedModel) -> list[tuple[int, int]]:
     return [(form.bits, size) for form, size in sizes if form]
 
 
-def _with_dtype(request: PlanRequest, model: PlannedModel) -> PlanRequest:
+def _with_dtype(request: PlanRequest, stored: DType) -> PlanRequest:
     """The default dtype on a GPU: the checkpoint's own 16 bits, so that no weight is converted."""
     target = request["target"] or BuildOptions.target
     on_gpu = capabilities(target).runs_on_gpu
     if on_gpu and request["dtype"] is None:
-        return request.with_given(dtype="fp16" if model.stored == "fp16" else "bf16")
+        return request.with_given(dtype="fp16" if stored == "fp16" else "bf16")
     if not on_gpu:  # the memory is that of the CPU
         require_compatible({"dtype": request.build_options(batch=1).dtype, "placed_on": "cpu"})
     return request
@@ -128,7 +130,7 @@ def _smaller_weights(request: PlanRequest, model: PlannedModel, needed: int) -> 
     for field, value in [("weights", "fp8"), *smaller] if model.fp8 else smaller:
         try:
             other = request.with_given(**{field: value})
-            found = alternatives(_with_dtype(other, model), model)
+            found = alternatives(_with_dtype(other, model.stored), model)
         except UserError:
             continue  # not supported on this target
         least = min(option.at(batch).prefill_peak for option in found)
