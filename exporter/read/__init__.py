@@ -60,8 +60,8 @@ def _fetch(model: str, **what: Any) -> Path:
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(
             f"'{model}' is not a local directory, and its download failed: {first_line(error)}",
-            f"{_meant(Path(model))}check the name, the network and `hf auth login`, or pass a local "
-            "directory",
+            f"{_meant(Path(model))}check the name, the network and `hf auth login`, or pass a "
+            "local directory",
         ) from None
 
 
@@ -97,7 +97,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return open_gguf(path)
     raise UserError(
         f"no such directory: {path}",
-        f"{_meant(path)}--model takes a checkpoint directory, a GGUF file or a Hugging Face Hub id (owner/name)",
+        f"{_meant(path)}--model takes a checkpoint directory, a GGUF file or a Hugging Face Hub id "
+        "(owner/name)",
     )
 
 

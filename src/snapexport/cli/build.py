@@ -105,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Build, and print the summary."""
-    options = BuildOptions.of(**flags.values(arguments, helps()))
+    options = BuildOptions.of(**flags.values(arguments, helps(), arguments.L_max))
     if not capabilities(options.target).runs_on_gpu:
         _note_without_a_cpu(options)
     with BuildProgress() as progress:

@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapexport.cli import flags
 from snapexport.cli.console import OUT, AnswerProgress
 from snapexport.cli.flags import require_writable, whole_file
 from snapexport.contract.build_directory import Build
@@ -54,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--length",
-        type=int,
-        metavar="TOKENS",
+        type=flags.tokens,
+        metavar=flags.TOKENS,
         help=f"tokens of each passage (default: the build's longest prompt, at most {LONGEST})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")

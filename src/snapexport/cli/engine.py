@@ -34,7 +34,7 @@ from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, BuildProgress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import FOLDER, EngineEntry
-from snapexport.contract.memory import size, spelled
+from snapexport.contract.memory import spelled
 from snapexport.contract.targets import TENSORRT_RTX, EngineLibrary, capabilities
 from snapexport.contract.tensorrt_bindings import library_of
 from snapexport.errors import UserError, needs_extra
@@ -68,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workspace",
-        type=size,
-        metavar="SIZE",
+        type=flags.nbytes,
+        metavar=flags.SIZE,
         help="most GPU memory for one layer's intermediates, like 8GiB (default: no limit)",
     )
     flags.add_fields(parser, EngineOptions, CHOICES)

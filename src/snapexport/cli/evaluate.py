@@ -88,8 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the report."""
-    options = EvalOptions(**flags.values(arguments, CHOICES))
     build = Build.open(arguments.build)
+    given = flags.values(arguments, CHOICES, build.manifest.geometry.L_max)
+    options = EvalOptions(**given)
     build.require_run(command="eval")
     if arguments.out:
         require_place(arguments.out)

@@ -14,7 +14,7 @@ import rich_argparse
 from rich.containers import Lines
 from rich.text import Text
 
-from snapexport.cli.flags import GROUPS
+from snapexport.cli.flags import GROUPS, WRITTEN
 from snapexport.errors import UserError
 from snapexport.files.nearby import closest, marked, meant
 
@@ -57,7 +57,7 @@ _ELSEWHERE = {
     "file": "--prompt-file",
     "sys": "--system",
 }
-"""{flag of llama.cpp, vLLM or transformers: ours, of which a command has the first or the second}"""
+"""{flag of llama.cpp, vLLM or transformers: ours, the first that a command has}"""
 
 
 class HelpFormatter(rich_argparse.RichHelpFormatter):
@@ -123,17 +123,21 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self, every: bool = False) -> str:
         """The help text; every: with the flags that are not usual."""
-        if every or not self._rare:
+        hidden = [] if every else self._rare
+        shown = {action.metavar for action in self._actions if action not in hidden}
+        units = "; ".join(text for metavar, text in WRITTEN.items() if metavar in shown)
+        self.epilog = f"{units}." if units else None
+        if not hidden:
             return super().format_help()
         texts = [action.help for action in self._rare]
         count = f"{len(texts)} more flag{'s' if len(texts) > 1 else ''}"
-        self.epilog = f"`{self.prog} --help-all` shows {count}."
+        more = f"`{self.prog} --help-all` shows {count}."
+        self.epilog = f"{self.epilog}\n\n{more}" if self.epilog else more
         for action in self._rare:
             action.help = argparse.SUPPRESS
         try:
             return super().format_help()
         finally:
-            self.epilog = None
             for action, text in zip(self._rare, texts, strict=True):
                 action.help = text
 
@@ -149,7 +153,8 @@ class Parser(argparse.ArgumentParser):
         """Refuses unknown flags before flags that lack, and here, where the command is known."""
         words = list(sys.argv[1:] if args is None else args)
         if self._subparsers is None:
-            unknown = [word for word in words[: (words + ["--"]).index("--")] if self._is_new(word)]
+            end = words.index("--") if "--" in words else len(words)
+            unknown = [word for word in words[:end] if self._is_new(word)]
             self._require_known(unknown[:1])
             self._require_flag(words)
         found, rest = super().parse_known_args(words, namespace)
@@ -158,11 +163,11 @@ class Parser(argparse.ArgumentParser):
 
     def _require_flag(self, words: Sequence[str]) -> None:
         """Refuse a model that is named without --model."""
-        if "--model" in self._option_string_actions and "--model" not in words:
-            if words and not words[0].startswith("-") and not self._get_positional_actions():
-                raise UserError(
-                    f"unrecognized arguments: {words[0]}", f"did you mean --model {words[0]}?"
-                )
+        takes = "--model" in self._option_string_actions and not self._get_positional_actions()
+        if takes and words and not words[0].startswith("-"):
+            raise UserError(
+                f"unrecognized arguments: {words[0]}", f"did you mean --model {words[0]}?"
+            )
 
     def _is_new(self, word: str) -> bool:
         """Whether a word looks like a flag that does not exist."""

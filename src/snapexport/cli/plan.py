@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory",
         required=True,
-        metavar="SIZE",
+        metavar=flags.SIZE,
         help="all memory available, such as 80GiB, 24GB or 512M",
     )
     parser.usage = "%(prog)s --model NAME --L-max N --memory SIZE [flags]"
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the alternatives and the recommendation."""
-    given = flags.values(arguments, helps())
+    given = flags.values(arguments, helps(), arguments.L_max)
     request = PlanRequest(parse_memory(arguments.memory), given)
     plan = make_plan(request)
     if arguments.json:
