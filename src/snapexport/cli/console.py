@@ -5,7 +5,9 @@ are given by `style` or as `rich.text.Text`.
 """
 
 import io
+import re
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from typing import Self
@@ -39,6 +41,9 @@ CACHED_SECONDS = 0.02
 """Most seconds of a chunk that was in the prompt cache."""
 
 DESCRIPTION = TextColumn("{task.description}", markup=False)
+
+
+_UNIT = re.compile("(?<=[0-9]) (?=([KMGT]i)?B|s|min|tokens)")
 
 
 class _OneLine:
@@ -117,6 +122,24 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def print_prose(
+    text: str, *, to: Console = OUT, indent: str = "", style: str | None = None
+) -> None:
+    """Print a text, broken at spaces at a terminal's width, and a line in a pipe."""
+    if to.is_terminal:
+        text = textwrap.fill(
+            _UNIT.sub("\xa0", text),  # a number stays with its unit
+            to.width,
+            initial_indent=indent,
+            subsequent_indent=2 * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ).replace("\xa0", " ")
+    else:
+        text = indent + text
+    to.print(text, style=style, soft_wrap=True)
 
 
 def print_rows(rows: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from snapexport.cli import app, bench
+from snapexport.cli import app
 from snapexport.cli.bench import BenchProgress
 from snapexport.cli.console import ERR
 from snapexport.cli.signals import end_on_signals
@@ -28,11 +28,10 @@ USED = {"empty": 10, "loaded": 20, "peak": 30, "anonymous_loaded": 5, "anonymous
 
 @pytest.fixture(autouse=True)
 def small_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small probes, coarse plots, and the command itself."""
+    """Small probes, and coarse plots."""
     monkeypatch.setattr(probes, "bandwidth", partial(bandwidth, nbytes=1 << 12))
     monkeypatch.setattr(probes, "matmul", partial(matmul, rows=16))
     monkeypatch.setitem(STYLE, "figure.dpi", 40)
-    monkeypatch.setitem(app.COMMANDS, "bench", bench)
 
 
 @pytest.fixture

@@ -29,12 +29,16 @@ from snapexport.files.dtypes import BY_FLAG, DType
 
 @dataclass(frozen=True)
 class Plan:
-    """All alternatives, and the recommended one."""
+    """All alternatives, the recommended one, and for_one: that for one request at a time.
+
+    for_one: None where a batch is given.
+    """
 
     request: PlanRequest
     model: PlannedModel
     alternatives: list[Alternative]
     recommendation: Recommendation
+    for_one: Recommendation | None
 
 
 def make_plan(request: PlanRequest) -> Plan:
@@ -57,7 +61,8 @@ def plan_for(request: PlanRequest, model: PlannedModel) -> Plan:
     recommendation = recommend(request, found)
     if recommendation is None:
         raise _nothing_fits(request, model, found)
-    return Plan(request, model, found, recommendation)
+    for_one = None if request["batch"] else recommend(request.with_given(batch=1), found)
+    return Plan(request, model, found, recommendation, for_one)
 
 
 def with_defaults(request: PlanRequest, model: PlannedModel) -> PlanRequest:
@@ -154,12 +159,17 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "weights": options.weights,
         "full_cache_bytes_per_token": (facts.position_values * BY_FLAG[options.dtype].bytes),
         "alternatives": [alternative_report(plan, option) for option in plan.alternatives],
-        "recommendation": {
-            **_choice(chosen.alternative),
-            **_sizes(chosen.alternative, chosen.batch),
-            "reasons": reasons(request, chosen),
-            "command": command(options),
-        },
+        "recommendation": _recommended(request, chosen),
+        "for_one_request": plan.for_one and _recommended(request, plan.for_one),
+    }
+
+
+def _recommended(request: PlanRequest, chosen: Recommendation) -> dict[str, Any]:
+    return {
+        **_choice(chosen.alternative),
+        **_sizes(chosen.alternative, chosen.batch),
+        "reasons": reasons(request, chosen),
+        "command": command(chosen.options),
     }
 
 
