@@ -16,10 +16,8 @@ from typing import Any
 
 import pytest
 
-from snapexport.cli import console
 from snapexport.cli.app import main
 from snapexport.cli.chat import Conversation
-from snapexport.cli.console import PrefillProgress
 from snapexport.cli.signals import Interrupts
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
@@ -304,16 +302,3 @@ def read_until(terminal: int, end: bytes, seconds: float = PATIENCE) -> bytes:
         assert ready, f"{end!r} never came: {shown[-500:]!r}"
         shown += os.read(terminal, 1)
     return shown
-
-
-def test_time_left_follows_only_from_chunks_that_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    progress = PrefillProgress(100)
-    (task,) = progress._bars.tasks
-    monkeypatch.setattr(console, "CACHED_SECONDS", float("inf"))
-    for held in (10, 20, 30):  # by the prompt cache
-        progress.show_prefilled(held)
-    assert (task.completed, task.time_remaining) == (30, None)
-    monkeypatch.setattr(console, "CACHED_SECONDS", 0)
-    for run in (60, 90):
-        progress.show_prefilled(run)
-    assert task.completed == 90 and task.time_remaining is not None

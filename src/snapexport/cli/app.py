@@ -72,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
         arguments = parser(_named(words)).parse_args(words)
+        from snapexport.cli import progress
+
+        progress.choose(getattr(arguments, "progress", "auto"))
         status: int = COMMANDS[arguments.command].run(arguments)
         return status
     except UserError as error:

@@ -25,7 +25,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
 from snapexport.cli import flags
-from snapexport.cli.console import DESCRIPTION, ERR, OUT, _OneLine, print_estimate
+from snapexport.cli.console import ERR, OUT, print_estimate
+from snapexport.cli.progress import DESCRIPTION, Shown, add_progress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import spelled
 from snapexport.errors import UserError
@@ -52,7 +53,7 @@ CHOICES = {
 }
 
 
-class BenchProgress(_OneLine):
+class BenchProgress(Shown):
     """A bar that counts measurements, with the time that is left."""
 
     def __init__(self) -> None:
@@ -62,6 +63,7 @@ class BenchProgress(_OneLine):
     def update(self, what: str, done: int, total: int) -> None:
         """Show how many of a part's measurements are done."""
         self._bars.update(self._line, description=what, completed=done, total=total)
+        self._print(lambda: f"{what}: {done} of {total}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for results and plots (default: BUILD.bench)",
     )
+    add_progress(parser)
     parser.add_argument("--json", action="store_true", help="print only the results, as JSON")
 
 

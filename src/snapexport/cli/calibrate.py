@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapexport.cli import flags
-from snapexport.cli.console import OUT, AnswerProgress
+from snapexport.cli.console import OUT
 from snapexport.cli.flags import require_writable, whole_file
+from snapexport.cli.progress import AnswerProgress, add_progress
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, flag_of, needs_extra, require_at_least
 from snapexport.methods.method import Calibration, Method
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=flags.TOKENS,
         help=f"tokens of each passage (default: the build's longest prompt, at most {LONGEST})",
     )
+    add_progress(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

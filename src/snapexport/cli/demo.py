@@ -23,8 +23,9 @@ from rich.text import Text
 from snapexport.builder import BuildOptions
 from snapexport.builder import run as run_build
 from snapexport.cli import flags
-from snapexport.cli.console import OUT, BuildProgress
+from snapexport.cli.console import OUT
 from snapexport.cli.kept_view import kept_picture, picture_width
+from snapexport.cli.progress import BuildProgress
 from snapexport.cli.summary import print_summary
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes, spelled

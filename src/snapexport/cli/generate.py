@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.cli import flags, prompt
-from snapexport.cli.console import ERR, PrefillProgress
+from snapexport.cli.console import ERR
+from snapexport.cli.progress import PrefillProgress
 from snapexport.errors import UserError
 from snapexport.methods.table import run_flags
 from snapexport.runtime.requests.config import LLMConfig

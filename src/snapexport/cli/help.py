@@ -181,9 +181,11 @@ class Parser(argparse.ArgumentParser):
         known = self._option_string_actions
         flag = _ELSEWHERE.get(name.lstrip("-").replace("_", "-"))
         found = next((one for one in (flag or "").split() if one in known), closest(name, known))
+        hint = meant(found if name.startswith("-") else None)
+        if not name.startswith("-") and any(one.dest == "prompt" for one in self._actions):
+            hint = "put a prompt of several words in quotes; "
         raise UserError(
-            f"unrecognized arguments: {' '.join(rest)}",
-            f"{meant(found if name.startswith('-') else None)}see `{self.prog} --help`",
+            f"unrecognized arguments: {' '.join(rest)}", f"{hint}see `{self.prog} --help`"
         )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
