@@ -121,12 +121,12 @@ class Journal:
             self._read(fingerprint)
         else:
             require_place(directory)
-            directory.mkdir(parents=True, exist_ok=True)
 
     def record(self, records: Iterable[Record]) -> Iterator[Record]:
         """Pass records on, each once it is on the disk. Before the first one the journal has none:
         what cannot run leaves it to another evaluation."""
         for record in records:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:
                 header = "" if file.tell() else self._header
                 file.write(header + json.dumps(asdict(record)) + "\n")

@@ -137,7 +137,7 @@ class Evaluation:
             "left_out": {"samples": len(left_out), "seconds": round(self._limit.seconds_left_out)},
         }
         read_back: dict[str, Any] = json.loads(json.dumps(report))  # lists instead of tuples
-        if self.out:
+        if self.out and self.records:
             write_whole(self.out / REPORT, json.dumps(read_back, indent=1) + "\n")
         return read_back
 
