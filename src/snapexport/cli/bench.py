@@ -15,7 +15,6 @@ examples:
 
 import argparse
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -141,10 +140,10 @@ def _show(results: Results, out: Path, as_json: bool) -> None:
     written = [RESULTS, *_plots(results, out)]
     ERR.print(f"{out}: {', '.join(written)}", style="dim", soft_wrap=True)
     report = results.as_json()
-    if not as_json:
-        _print_report(report)
-    if as_json or not sys.stdout.isatty():  # a page of JSON helps nobody at a terminal
+    if as_json:
         print(json.dumps(report))
+    else:
+        _print_report(report)
 
 
 def _plots(results: Results, out: Path) -> list[str]:
