@@ -116,7 +116,16 @@ def test_bench_in_openvino_multiplies_there_too(
     pytest.importorskip("openvino")
     monkeypatch.setattr(probes, "openvino_matmul", partial(openvino_matmul, rows=16))
     monkeypatch.setattr(probes, "matmul", None)
-    flags = ["--backend", "openvino", "--precision", "f32", "--out", tmp_path / "out", *FAST[:-3]]
+    flags = [
+        "--json",
+        "--backend",
+        "openvino",
+        "--precision",
+        "f32",
+        "--out",
+        tmp_path / "out",
+        *FAST[:-3],
+    ]
     assert run(build_of(Case(target="portable", batch=2)), *flags) == 0
     assert {row["batch"] for row in last_line(capsys)[1]["sections"]["decode"]} == {1, 2}
 
