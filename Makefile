@@ -35,7 +35,8 @@ setup: $(STAMP)          ## the environment of everything but Triton's and Dynam
 help:                    ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
-demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
+demo: $(STAMP)           ## the bundled checkpoint answers a long prompt; the first time with the set-up, 3 to 10 minutes
+	@echo "the demo fetches nothing more: it builds a bundled checkpoint of 2 MB, about a minute"
 	$(BIN)/snapexport demo
 
 # Compiled modules are kept, whatever the environment says: workers and started processes load them.
@@ -152,6 +153,7 @@ $(SERVED): $(STAMP)
 		--batch 8 --prefill-chunk 256 --overwrite --out $@
 
 $(STAMP): pyproject.toml
+	@echo "setting up $(VENV): 2.7 GB of packages, of which torch is the largest; 3 to 10 minutes, once"
 	$(PYTHON) tools/require_python.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip

@@ -16,6 +16,7 @@ from snapexport.exporter.read.config_fields import (
     POSITIONS,
     ROPES_THAT_WORK,
     STATIC_ROPE,
+    longest_sequence,
     require_activation,
     require_experts,
     require_groups,
@@ -208,7 +209,7 @@ def position_limit(config: "PretrainedConfig") -> int:
         raise UserError(
             "config.json does not say how long a sequence may be (max_position_embeddings)", CORRECT
         )
-    longest = max((_stretch(limit, rope) for rope in _ropes(config)), default=limit)
+    longest = longest_sequence(limit, _ropes(config))
     if longest > POSITIONS:
         raise UserError(
             f"config.json: its RoPE's factor makes {longest} positions, at most {POSITIONS} are "
@@ -216,14 +217,6 @@ def position_limit(config: "PretrainedConfig") -> int:
             CORRECT,
         )
     return longest
-
-
-def _stretch(limit: int, rope: dict[str, Any]) -> int:
-    """The longest sequence with YaRN: factor * the length that the model was trained on."""
-    if rope.get("rope_type") != "yarn":
-        return limit
-    trained = rope.get("original_max_position_embeddings") or limit
-    return max(limit, int(rope["factor"] * trained))
 
 
 def _end(checkpoint: Checkpoint, config: "PretrainedConfig") -> object:

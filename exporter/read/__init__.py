@@ -13,6 +13,7 @@ from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.read.folders import (
     ADAPTER,
     ADAPTER_WEIGHTS,
+    CONFIG,
     CONVERTIBLE,
     GGUF,
     READ,
@@ -23,6 +24,7 @@ from snapexport.exporter.read.folders import (
 )
 from snapexport.exporter.read.gguf import open_gguf
 from snapexport.exporter.read.unfinished import error_of, unfinished
+from snapexport.files.nearby import meant, near
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = [*READ, *CONVERTIBLE, "*.json", "*.safetensors"]
@@ -36,11 +38,21 @@ def local_path(model: str) -> Path:
 
     Raises UserError.
     """
+    return _local(model) or _download(model)
+
+
+def hub_config(model: str) -> Path:
+    """As `local_path`, but of a Hub id only its config.json is downloaded."""
+    return _local(model) or _fetch(model, allow_patterns=[CONFIG])
+
+
+def _local(model: str) -> Path | None:
+    """The path; None for a Hub id."""
     if not model:
         raise UserError("--model is empty", "name a folder, a GGUF file, or a model of the Hub")
     path = Path(model).expanduser()
     local = path.exists() or model.startswith((".", "/", "~")) or path.suffix == GGUF
-    return path if local or not _HUB_ID.fullmatch(model) else _download(model)
+    return path if local or not _HUB_ID.fullmatch(model) else None
 
 
 def adapter_path(adapter: str) -> Path:
@@ -50,29 +62,34 @@ def adapter_path(adapter: str) -> Path:
     path = Path(adapter).expanduser()
     if path.exists() or adapter.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(adapter):
         return path
-    return _snapshot(adapter, allow_patterns=[ADAPTER, ADAPTER_WEIGHTS])
+    return _fetch(adapter, allow_patterns=[ADAPTER, ADAPTER_WEIGHTS])
+
+
+def _fetch(model: str, **what: Any) -> Path:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(model, **what))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise UserError(
+            f"'{model}' is not a local directory, and its download failed: {first_line(error)}",
+            f"{_meant(Path(model))}check the name, the network and `hf auth login`, or pass a "
+            "local directory",
+        ) from None
 
 
 def _download(model: str) -> Path:
     # A snapshot's folder is named by its commit, so that both are of one.
-    commit = _snapshot(model, allow_patterns=IN_FOLDERS).name
-    directory = _snapshot(model, revision=commit, allow_patterns=WANTED, ignore_patterns=UNWANTED)
+    commit = _fetch(model, allow_patterns=IN_FOLDERS).name
+    directory = _fetch(model, revision=commit, allow_patterns=WANTED, ignore_patterns=UNWANTED)
     if not any(directory.glob("*.safetensors")):
         require_of_hub(model, directory, _files_of(model, commit))
     return directory
 
 
-def _snapshot(model: str, **wanted: Any) -> Path:
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        return Path(huggingface_hub.snapshot_download(model, **wanted))
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise UserError(
-            f"'{model}' is not a local directory, and its download failed: {first_line(error)}",
-            "check the name, the network and `hf auth login`, or pass a local directory",
-        ) from None
+def _meant(path: Path) -> str:
+    return meant(near(path, CONFIG, GGUF))
 
 
 def _files_of(model: str, commit: str) -> list[str]:
@@ -97,7 +114,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return open_gguf(path)
     raise UserError(
         f"no such directory: {path}",
-        "--model takes a checkpoint directory, a GGUF file or a Hugging Face Hub id (owner/name)",
+        f"{_meant(path)}--model takes a checkpoint directory, a GGUF file or a Hugging Face Hub id "
+        "(owner/name)",
     )
 
 

@@ -142,6 +142,14 @@ def require_rope(rope: Mapping[str, Any]) -> None:
         )
 
 
+def longest_sequence(limit: int, ropes: Iterable[Mapping[str, Any]]) -> int:
+    """The longest sequence in tokens. YaRN stretches the length that the model was trained on."""
+    yarns = [rope for rope in ropes if "yarn" in (rope.get("rope_type"), rope.get("type"))]
+    trained = (rope.get("original_max_position_embeddings") or limit for rope in yarns)
+    stretched = (int(rope["factor"] * length) for rope, length in zip(yarns, trained, strict=True))
+    return max([limit, *stretched])
+
+
 def field_of(config: Any, name: str) -> Any:
     """A field of transformers' config; None if it has none, or another one for each layer."""
     try:

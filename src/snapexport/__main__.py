@@ -5,6 +5,7 @@
 
 import atexit
 import os
+import signal
 import sys
 from contextlib import suppress
 
@@ -23,6 +24,9 @@ def main() -> int:
         return app.main()
     except EndedBySignal as end:
         signals.append(end)
+        if end.status == 128 + signal.SIGINT:
+            with suppress(OSError, ValueError):
+                print("interrupted", file=sys.stderr)
         raise
 
 

@@ -321,8 +321,7 @@ BAD: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.fixture
-def plan_flags(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setitem(app.COMMANDS, "plan", plan_command)
+def plan_flags(checkpoint: Path) -> list[str]:
     return ["plan", "--model", str(checkpoint), "--L-max", "64", "--memory", "1GiB"]
 
 
@@ -377,7 +376,17 @@ def test_plan_prints_tables_and_ends_with_the_build_command(
     assert app.main(plan_flags) == 0
     out = capsys.readouterr().out
     assert "4 : 1, 16 *" in out and "single shot" in out
-    assert out.splitlines()[-1].startswith("snapexport build --model ")
+    one, many = (line for line in out.splitlines() if line.startswith("snapexport build --model "))
+    assert "--batch 1 " in one and "--policy full" in one
+    assert "--batch 256 " in many and out.endswith(f"{many}\n")
+
+
+def test_plan_shows_no_row_above_the_memory(checkpoint: Path) -> None:
+    made = make_plan(PlanRequest(84 * 2**20, {"model": str(checkpoint), "L_max": 1024}))
+    rows = [(option, plan_command._batch(made, option)) for option in made.alternatives]
+    assert all(option.at(batch).prefill_peak <= 84 * 2**20 for option, batch in rows if batch)
+    assert {bool(batch) for _, batch in rows} == {True, False}
+    assert made.for_one and made.for_one.batch == 1
 
 
 @pytest.mark.slow

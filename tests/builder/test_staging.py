@@ -14,7 +14,7 @@ import pytest
 from snapexport.builder import staging
 from snapexport.builder.staging import CONTENT, scratch, staged
 from snapexport.cli.app import main
-from snapexport.cli.console import BuildProgress
+from snapexport.cli.progress import BuildProgress
 from snapexport.contract.manifest import MANIFEST
 from snapexport.errors import UserError
 from tests.refused import refused

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from snapexport.cli import console
 from snapexport.cli.app import main
 from snapexport.cli.chat import Conversation
-from snapexport.cli.console import PrefillProgress
 from snapexport.errors import UserError
 from snapexport.runtime.requests.generation_config import recommended_sampling
 from snapexport.runtime.requests.llm import LLM
@@ -333,16 +331,3 @@ def test_a_message_interrupted_in_prefill_is_forgotten(llm: LLM) -> None:
     assert (answer.token_ids, answer.finish_reason) == ([], "cancelled")
     assert talk.ask("b", print, lambda: False).prompt_tokens == 3
     assert not llm.busy
-
-
-def test_time_left_follows_only_from_chunks_that_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    progress = PrefillProgress(100)
-    (task,) = progress._bars.tasks
-    monkeypatch.setattr(console, "CACHED_SECONDS", float("inf"))
-    for held in (10, 20, 30):  # by the prompt cache
-        progress.show_prefilled(held)
-    assert (task.completed, task.time_remaining) == (30, None)
-    monkeypatch.setattr(console, "CACHED_SECONDS", 0)
-    for run in (60, 90):
-        progress.show_prefilled(run)
-    assert task.completed == 90 and task.time_remaining is not None

@@ -177,8 +177,8 @@ def test_build_refuses_a_bad_checkpoint_and_leaves_nothing(
         (["--policy", "snapkv", "--softmax", "candidates"], "means --softmax causal"),
         (["--policy", "snapkv", "--L-sink", "4"], "--policy snapkv means --L-sink 0"),
         (["--policy", "full", "--budget", "pyramid"], "not supported with --policy full"),
-        (["--vote", "loudest"], "invalid choice: 'loudest'"),
-        (["--policy", "magic"], "invalid choice: 'magic'"),
+        (["--vote", "loudest"], "--vote 'loudest' is not known"),
+        (["--policy", "magic"], "--policy 'magic' is not known"),
         (["--policy", "full", "--baseline"], "--baseline"),
         (["--L-sink", "-1", "--L-recent", "8", "--K", "4"], "--L-sink -1"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
@@ -306,14 +306,15 @@ def test_inspect_counts_bytes_and_shows_the_kept_positions(
 @pytest.mark.parametrize(
     ("package", "argv", "extra"),
     [
-        ("torch", ["build", "--model", "x", "--L-max", "8", "--out", "y"], "snapexport[build]"),
+        ("torch", ["build", "--model", "MODEL", "--L-max", "8", "--out", "y"], "snapexport[build]"),
         ("onnxruntime", ["generate", "x", "--prompt", "y"], "snapexport[cpu]"),
         ("polygraphy", ["diff", "x"], "snapexport[build]"),
     ],
 )
 def test_a_missing_package_is_refused_with_its_extra(
-    tiny_build: Build, package: str, argv: list[str], extra: str
+    checkpoint: Path, tiny_build: Build, package: str, argv: list[str], extra: str
 ) -> None:
+    argv = [str(checkpoint) if word == "MODEL" else word for word in argv]
     if argv[1] == "x":
         argv = [argv[0], str(tiny_build.directory), *argv[2:]]
     code = (
@@ -346,14 +347,18 @@ def test_the_help_of_build_names_each_default_of_the_vote(stage: str) -> None:
     [
         (["build", "--L-ring", "600"], "see `snapexport build --help`"),
         (["plan", "--memroy=2G"], "did you mean --memory? see `snapexport plan --help`"),
+        (["build", "--lmax", "8"], "did you mean --L-max? see `snapexport build --help`"),
+        (["build", "--L_max", "8"], "did you mean --L-max? see `snapexport build --help`"),
+        (["build", "--kvbudget=8"], "did you mean --kv-budget? see `snapexport build --help`"),
+        (["build", "--ctx-size", "8"], "did you mean --L-max? see `snapexport build --help`"),
+        (["build", "--vote", "sums"], "did you mean sum? choose from sum, sum-squares"),
+        (["biuld"], "did you mean build? see `snapexport --help`"),
     ],
 )
 def test_an_unknown_flag_is_answered_by_its_command(
     words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    required = {"build": ["--model", "m", "--L-max", "64", "--out", "b"], "plan": ["--model", "m"]}
-    required["plan"] += ["--L-max", "64", "--memory", "1G"]
-    assert main([*words, *required[words[0]]]) == 2
+    assert main(words) == 2  # whatever lacks beside
     assert f"hint: {hint}" in capsys.readouterr().err
 
 

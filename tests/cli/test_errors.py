@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.cli import app, console, inspect
+from snapexport.cli import app, console, inspect, progress
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
@@ -83,9 +83,9 @@ def test_build_in_a_directory_of_any_name_is_shown(
 
 
 def test_consoles_take_no_text_for_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    with console.BuildProgress() as progress:
-        progress.stage("[/x]")
-        progress.written(1)
+    with progress.BuildProgress() as shown:
+        shown.stage("[/x]")
+        shown.written(1)
     assert app.COMMANDS["inspect"] is inspect
     for one in (console.OUT, console.ERR):
         with one.capture() as captured:

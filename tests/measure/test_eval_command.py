@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from snapexport.cli.app import main
-from snapexport.cli.console import AnswerProgress
+from snapexport.cli.progress import AnswerProgress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.measure.eval.grid import make_grid

@@ -25,10 +25,8 @@ LONG: dict[str, Any] = {
 
 
 def said(seconds: float) -> str:
-    """All that a server says of a build of the bundled checkpoint, which drains at its end."""
+    """All that a server says of a build that was compared with nothing, which drains at its end."""
     return (
-        "verification: not compared with transformers when it was built, "
-        "since tests hold its family\n"
         f"draining: running answers have {seconds:g} s to finish; a second signal does not wait\n"
     )
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.errors import UserError
+from snapexport.files.nearby import meant, near
 from snapexport.files.untrusted import HEADER_BYTES, open_regular
 
 NUMBERS = {
@@ -176,7 +177,10 @@ def read_header(path: Path, blocks: BlockSizes) -> GgufHeader:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return GgufHeader(path, *_parse(content, size, blocks))
     except FileNotFoundError:
-        raise UserError(f"no such file: {path}", "check the path of the GGUF file") from None
+        found = meant(near(path, "config.json", path.suffix))
+        raise UserError(
+            f"no such file: {path}", f"{found}check the path of the GGUF file"
+        ) from None
     except ValueError as error:
         if isinstance(error, UserError):
             raise

@@ -6,8 +6,10 @@ from typing import Any
 
 from snapexport.builder.options import BuildOptions
 from snapexport.builder.progress import Progress, Silent
+from snapexport.builder.staging import require_place, staged
 from snapexport.contract.build_directory import Build
 from snapexport.errors import needs_extra
+from snapexport.exporter.read.first_look import look
 
 __all__ = ["BuildOptions", "Progress", "build"]
 
@@ -22,13 +24,15 @@ def build(
 def run(options: BuildOptions, progress: Progress | None = None) -> Build:
     """Build as `options` say: check all input, then trace, and write a directory whole or not.
 
-    Imports torch and transformers. Raises UserError.
+    Imports torch and transformers, after what can be checked without them. Raises UserError.
     """
+    require_place(options.out, options.overwrite)
+    options.require_cache()
+    options.require_positions(look(options.model, needs_weights=True))
     with needs_extra("build"):
         from snapexport.builder.resolved import resolve
         from snapexport.builder.selfcheck import verify_if_due
         from snapexport.builder.stages import write_into
-        from snapexport.builder.staging import staged
     progress = progress or Silent()
     progress.stage("reading the checkpoint")
     resolved = resolve(options)

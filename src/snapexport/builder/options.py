@@ -26,7 +26,7 @@ from snapexport.contract.policies import (
 from snapexport.contract.slots import LayerGeometry, Slots
 from snapexport.contract.targets import TARGETS, Target, capabilities
 from snapexport.contract.vote import DEFAULT_L_OBS, Vote, Voter
-from snapexport.errors import UserError, flag_of
+from snapexport.errors import UserError, flag_of, require_fields
 from snapexport.files.dtypes import DTYPES, CacheDType, DType
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
 from snapexport.methods import table
@@ -131,19 +131,13 @@ class BuildOptions:
             self._require_one_budget()
 
     def _require_numbers(self) -> None:
-        if self.batch < 1:
-            raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
+        require_fields(self, batch=1, tensor_parallel=1)
         for slots in self.decode_batches or ():
             if not 1 <= slots <= self.batch:
                 raise UserError(
                     f"--decode-batches {slots} is not between 1 and --batch {self.batch}",
                     "a decode graph runs some of the batch slots, or all",
                 )
-        if self.tensor_parallel < 1:
-            raise UserError(
-                f"--tensor-parallel {self.tensor_parallel} is below 1",
-                "use the number of ranks, or leave it out",
-            )
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -192,12 +186,7 @@ class BuildOptions:
         geometry of the model, from which a method takes what a file of the user's would say.
         """
         require_compatible(self.flags | model.features)
-        if self.L_max > model.max_position_embeddings:
-            limit = model.max_position_embeddings
-            raise UserError(
-                f"--L-max {self.L_max} is above the model's position limit {limit}",
-                f"use --L-max {limit} or less: the model has not learned longer positions",
-            )
+        self.require_positions(model.max_position_embeddings)
         if self.policy == "full":
             layers, cache_of = model.num_hidden_layers, model.cache_of or ()
             steps = table.steps(self.graph)
@@ -206,10 +195,24 @@ class BuildOptions:
         exact = [ring for ring in rings if ring]
         if len(exact) == len(rings):
             return self._only_rings(model, exact)
-        geometry = self._compressed_cache(model, rings, template_tail)
+        layers, cache_of = model.num_hidden_layers, model.cache_of or ()
+        geometry = self._compressed_cache(rings, template_tail, layers, cache_of)
         for method in table.METHODS:
             geometry = method.reshape(geometry, self.graph, model, like)
         return geometry
+
+    def require_positions(self, limit: int | None) -> None:
+        """Raise UserError for an L_max above a model's position limit; None: it is not known."""
+        if limit is not None and self.L_max > limit:
+            raise UserError(
+                f"--L-max {self.L_max} is above the model's position limit {limit}",
+                f"use --L-max {limit} or less: the model has not learned longer positions",
+            )
+
+    def require_cache(self) -> None:
+        """Raise UserError for a cache and chunks that no model could have."""
+        full = self.policy == "full"
+        self.chunks(CacheGeometry.full(self.L_max, 1) if full else self._compressed_cache())
 
     def _only_rings(self, model: ModelFacts, rings: Sequence[LayerGeometry]) -> CacheGeometry:
         """All layers have windows: each has an exact ring, and no layer votes."""
@@ -225,7 +228,11 @@ class BuildOptions:
         return CacheGeometry(self.policy, self.L_max, slots, Vote(L_obs), table.steps(self.graph))
 
     def _compressed_cache(
-        self, model: ModelFacts, rings: Sequence[LayerGeometry | None], template_tail: int
+        self,
+        rings: Sequence[LayerGeometry | None] = (None,),
+        template_tail: int = 0,
+        layers: int = 1,
+        cache_of: tuple[int, ...] = (),
     ) -> CacheGeometry:
         """rings: the exact ones of layers that have such; the others vote."""
         L_sink = self._value("L_sink", DEFAULT_L_SINK)
@@ -235,7 +242,7 @@ class BuildOptions:
         room = self.L_max - L_sink - L_recent
         voted = iter(topk_per_layer(budget, K, rings.count(None), room))
         shapes = [ring or LayerGeometry(L_sink, L_recent, next(voted)) for ring in rings]
-        slots = Slots.of(shapes, model.num_hidden_layers, model.cache_of or ())
+        slots = Slots.of(shapes, layers, cache_of)
         vote = Vote(
             L_obs=self._value("L_obs", self._window(voter, template_tail, L_recent)),
             pool_kernel=self._value("pool_kernel", default_pool_kernel(K)),

@@ -34,7 +34,7 @@ def staged(
 
     Overwrites only a directory that contains the file `marker`, and that was there at the start.
     """
-    target = Path(os.path.normpath(target.absolute()))
+    target = _normal(target)
     with _hidden_folder(target, "partial", marker) as content:
         former = _former(target, overwrite, marker, kind)
         yield content
@@ -47,8 +47,30 @@ def staged(
 @contextmanager
 def scratch(beside: Path) -> Iterator[Path]:
     """Yield an empty hidden directory beside a build; it is removed at the end."""
-    with _hidden_folder(Path(os.path.normpath(beside.absolute())), "scratch", MANIFEST) as content:
+    with _hidden_folder(_normal(beside), "scratch", MANIFEST) as content:
         yield content
+
+
+def require_place(
+    target: Path, overwrite: bool, marker: str = MANIFEST, kind: str = "a build"
+) -> None:
+    """Raise the UserError of `staged` for a place that it could not take, before any work."""
+    target = _normal(target)
+    if not os.access(home := _home(target), os.W_OK):
+        raise UserError(f"{home} cannot be written to", "choose another --out")
+    _former(target, overwrite, marker, kind)
+
+
+def _normal(target: Path) -> Path:
+    return Path(os.path.normpath(target.absolute()))
+
+
+def _home(target: Path) -> Path:
+    """The nearest parent that exists."""
+    home = next(parent for parent in target.parents if os.path.lexists(parent))
+    if not home.is_dir():
+        raise UserError(f"{home} is not a directory", "choose another --out")
+    return home
 
 
 def _former(target: Path, overwrite: bool, marker: str, kind: str) -> os.stat_result | None:
@@ -75,9 +97,7 @@ def _hidden_folder(target: Path, purpose: str, marker: str) -> Iterator[Path]:
 
     It is in the nearest parent of the target that exists. Those of killed processes are removed.
     """
-    home = next(parent for parent in target.parents if os.path.lexists(parent))
-    if not home.is_dir():
-        raise UserError(f"{home} is not a directory", "choose another --out")
+    home = _home(target)
     name = f".{'.'.join(target.relative_to(home).parts)}"
     _remove_leftovers(home, name, target, marker)
     directory = home / f"{name}.{purpose}-{secrets.token_hex(4)}"

@@ -11,63 +11,55 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any
 
 import snapexport
-from snapexport.cli import (
-    bench,
-    build,
-    calibrate,
-    chat,
-    demo,
-    diff,
-    dynamo,
-    engine,
-    evaluate,
-    generate,
-    inspect,
-    lint,
-    plan,
-    serve,
-    triton,
-)
-from snapexport.cli.console import fold
 from snapexport.cli.help import Parser
 from snapexport.cli.signals import end_on_signals
 from snapexport.errors import UserError, first_line
+from snapexport.files.nearby import closest, meant
 
-COMMANDS = {
-    "plan": plan,
-    "build": build,
-    "generate": generate,
-    "chat": chat,
-    "inspect": inspect,
-    "diff": diff,
-    "lint": lint,
-    "engine": engine,
-    "triton": triton,
-    "serve": serve,
-    "dynamo": dynamo,
-    "eval": evaluate,
-    "calibrate": calibrate,
-    "bench": bench,
-    "demo": demo,
-}
+
+class _Commands(Mapping[str, Any]):
+    """The module of each command, loaded when it is asked for."""
+
+    _names = "plan build generate chat inspect diff lint engine triton serve dynamo eval calibrate"
+    _names += " bench demo"
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise KeyError(name)
+        return import_module(f"snapexport.cli.{'evaluate' if name == 'eval' else name}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names.split())
+
+    def __len__(self) -> int:
+        return len(self._names.split())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names.split()
+
+
+COMMANDS: Mapping[str, Any] = _Commands()
 BAD_INPUT = 2
 INTERNAL = 70
 """EX_SOFTWARE of sysexits.h."""
 TRACEBACK = "--traceback"
 
 
-def parser() -> Parser:
-    """All the commands and their flags."""
+def parser(names: Iterable[str] = COMMANDS) -> Parser:
+    """The commands of these names and their flags."""
     root = Parser(prog="snapexport", description=snapexport.__doc__)
     root.add_argument("--version", action="version", version=f"snapexport {snapexport.__version__}")
     root.add_argument(
         TRACEBACK, action="store_true", help="print the traceback of an internal error"
     )
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in COMMANDS.items():
+    for name in names:
+        command = COMMANDS[name]
         one = commands.add_parser(name, help=command.HELP, description=command.__doc__)
         command.add_arguments(one)
         one.hide_rare(name)
@@ -79,7 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_on_signals()
     words = sys.argv[1:] if argv is None else argv
     try:
-        arguments = parser().parse_args(words)
+        arguments = parser(_named(words)).parse_args(words)
+        from snapexport.cli import progress
+
+        progress.choose(getattr(arguments, "progress", "auto"))
         status: int = COMMANDS[arguments.command].run(arguments)
         return status
     except UserError as error:
@@ -101,7 +96,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _print_internal(error, words)
 
 
+def _named(words: Sequence[str]) -> Iterable[str]:
+    """The command of the words, whose module is the only one to load; all without one.
+
+    Raises UserError for a word that is no command.
+    """
+    word = next((word for word in words if not word.startswith("-")), None)
+    if word is None:
+        return COMMANDS
+    if word not in COMMANDS:
+        raise UserError(
+            f"there is no command '{word}'",
+            f"{meant(closest(word, COMMANDS))}see `snapexport --help`",
+        )
+    return [word]
+
+
 def _print_error(message: str, hint: str) -> int:
+    from snapexport.cli.console import fold  # only where it is needed: it loads rich
+
     text = f"error: {_printable(message)}\n\nhint: {_printable(hint)}"
     print(fold(text) if sys.stderr.isatty() else text, file=sys.stderr)
     return BAD_INPUT

@@ -15,7 +15,6 @@ examples:
 
 import argparse
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +24,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
 from snapexport.cli import flags
-from snapexport.cli.console import DESCRIPTION, ERR, OUT, _OneLine, print_estimate
+from snapexport.cli.console import ERR, OUT, print_estimate
+from snapexport.cli.progress import DESCRIPTION, Shown, add_progress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import spelled
 from snapexport.errors import UserError
@@ -52,7 +52,7 @@ CHOICES = {
 }
 
 
-class BenchProgress(_OneLine):
+class BenchProgress(Shown):
     """A bar that counts measurements, with the time that is left."""
 
     def __init__(self) -> None:
@@ -62,6 +62,7 @@ class BenchProgress(_OneLine):
     def update(self, what: str, done: int, total: int) -> None:
         """Show how many of a part's measurements are done."""
         self._bars.update(self._line, description=what, completed=done, total=total)
+        self._print(lambda: f"{what}: {done} of {total}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for results and plots (default: BUILD.bench)",
     )
+    add_progress(parser)
     parser.add_argument("--json", action="store_true", help="print only the results, as JSON")
 
 
@@ -138,10 +140,10 @@ def _show(results: Results, out: Path, as_json: bool) -> None:
     written = [RESULTS, *_plots(results, out)]
     ERR.print(f"{out}: {', '.join(written)}", style="dim", soft_wrap=True)
     report = results.as_json()
-    if not as_json:
-        _print_report(report)
-    if as_json or not sys.stdout.isatty():  # a page of JSON helps nobody at a terminal
+    if as_json:
         print(json.dumps(report))
+    else:
+        _print_report(report)
 
 
 def _plots(results: Results, out: Path) -> list[str]:

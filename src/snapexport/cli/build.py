@@ -14,7 +14,8 @@ import json
 from snapexport.builder import BuildOptions
 from snapexport.builder import run as run_build
 from snapexport.cli import flags
-from snapexport.cli.console import ERR, BuildProgress
+from snapexport.cli.console import ERR
+from snapexport.cli.progress import BuildProgress, add_progress
 from snapexport.cli.summary import build_summary, print_summary
 from snapexport.contract.exclusions import refusal
 from snapexport.contract.graph_options import GraphOptions
@@ -101,12 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of BuildOptions and GraphOptions, and --json."""
     parser.usage = "%(prog)s --model NAME --L-max N --out DIR [flags]"
     flags.add_grouped(parser, classes(), helps())
+    add_progress(next(g for g in parser._action_groups if g.title == "advanced"))
     parser.add_argument("--json", action="store_true", help="print the manifest's summary as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Build, and print the summary."""
-    options = BuildOptions.of(**flags.values(arguments, helps()))
+    options = BuildOptions.of(**flags.values(arguments, helps(), arguments.L_max))
     if not capabilities(options.target).runs_on_gpu:
         _note_without_a_cpu(options)
     with BuildProgress() as progress:

@@ -13,8 +13,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapexport.cli.console import OUT, AnswerProgress
-from snapexport.cli.flags import whole_file
+from snapexport.cli import flags
+from snapexport.cli.console import OUT
+from snapexport.cli.flags import require_writable, whole_file
+from snapexport.cli.progress import AnswerProgress, add_progress
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, flag_of, needs_extra, require_at_least
 from snapexport.methods.method import Calibration, Method
@@ -54,25 +56,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--length",
-        type=int,
-        metavar="TOKENS",
+        type=flags.tokens,
+        metavar=flags.TOKENS,
         help=f"tokens of each passage (default: the build's longest prompt, at most {LONGEST})",
     )
+    add_progress(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, write the file, and print what was found."""
+    require_at_least("--passages", arguments.passages, 1)
     build = Build.open(arguments.build)
+    require_writable(arguments.out, "--out")
     with needs_extra("eval"):
         from snapexport.measure.eval.documents import open_tokenizer, passages, read_documents
 
+        documents = read_documents(arguments.documents)
         measure: MethodMeasure = _choose_method(arguments).part("measure")
     measure.require(build)
     length, count = _length(build, arguments.length, measure.least(build)), arguments.passages
-    require_at_least("--passages", count, 1)
     tokenizer = open_tokenizer(build.directory)
-    chosen = passages(read_documents(arguments.documents), tokenizer, length, count)
+    chosen = passages(documents, tokenizer, length, count)
     source = {"passages": [passage.name for passage in chosen], "tokens": length}
     with whole_file(arguments.out, "--out") as write:
         with AnswerProgress(len(chosen), "passages") as progress:

@@ -22,8 +22,10 @@ from rich.text import Text
 
 from snapexport.builder import BuildOptions
 from snapexport.builder import run as run_build
-from snapexport.cli.console import OUT, BuildProgress
+from snapexport.cli import flags
+from snapexport.cli.console import OUT
 from snapexport.cli.kept_view import kept_picture, picture_width
+from snapexport.cli.progress import BuildProgress
 from snapexport.cli.summary import print_summary
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes, spelled
@@ -35,6 +37,8 @@ from snapexport.vault import CHECKPOINT, VaultPrompt, make_prompt
 HELP = "the bundled checkpoint answers a long prompt, with the full cache and with SnapStream"
 PROMPT_TOKENS = 2048
 ANSWER_TOKENS = 12
+L_MAX = PROMPT_TOKENS + ANSWER_TOKENS
+"""The full cache has to hold the answer too."""
 PARAMS = SamplingParams(max_tokens=ANSWER_TOKENS, stop=("\n",))
 EXCERPT_LINES = 5
 
@@ -43,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The cache, the prompt, and where the build goes."""
     parser.add_argument(
         "--kv-budget",
-        type=int,
+        type=flags.budget,
         default=256,
-        metavar="N",
+        metavar=flags.BUDGET,
         help="cache slots per KV head (default: 256)",
     )
     parser.add_argument(
@@ -64,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         make_prompt(arguments.seed + i, PROMPT_TOKENS) for i in range(1 + max(0, arguments.more))
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        build = _build(arguments.out, Path(scratch), arguments.kv_budget)
+        kv_budget = flags.values(arguments, ["kv_budget"], L_MAX)["kv_budget"]
+        build = _build(arguments.out, Path(scratch), kv_budget)
         if arguments.json:
             print(json.dumps([_answer(build, baseline, prompts)[0] for baseline in (True, False)]))
             return 0
@@ -82,7 +87,7 @@ def _build(kept: Path | None, scratch: Path, kv_budget: int) -> Build:
     options = BuildOptions(
         model=str(CHECKPOINT),
         out=kept or scratch / "vault.build",
-        L_max=PROMPT_TOKENS + ANSWER_TOKENS,  # the full cache has to hold the answer too
+        L_max=L_MAX,
         kv_budget=kv_budget,
         batch=1,
         baseline=True,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from snapexport.cli import prompt
+from snapexport.cli import flags, prompt
 from snapexport.cli.console import ERR, OUT, say
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, needs_extra
@@ -46,17 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_arguments(parser)
     parser.add_argument(
         "--lengths",
-        type=int,
+        type=flags.tokens,
         nargs="+",
-        metavar="N",
+        metavar=flags.TOKENS,
         help="lengths of the random prompts (default: one that the cache holds with its "
         "continuation, and one that is two chunks longer than the cache)",
     )
     parser.add_argument(
         "--steps",
-        type=int,
+        type=flags.tokens,
         default=16,
-        metavar="N",
+        metavar=flags.TOKENS,
         help="tokens of the continuation (default: 16)",
     )
     parser.add_argument(

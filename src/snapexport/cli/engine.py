@@ -31,10 +31,11 @@ from rich.text import Text
 from snapexport.builder.engines import EngineOptions, build_engines
 from snapexport.builder.engines.memory import Estimate, estimate
 from snapexport.cli import flags
-from snapexport.cli.console import ERR, OUT, BuildProgress
+from snapexport.cli.console import ERR, OUT
+from snapexport.cli.progress import BuildProgress, add_progress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import FOLDER, EngineEntry
-from snapexport.contract.memory import size, spelled
+from snapexport.contract.memory import spelled
 from snapexport.contract.targets import TENSORRT_RTX, EngineLibrary, capabilities
 from snapexport.contract.tensorrt_bindings import library_of
 from snapexport.errors import UserError, needs_extra
@@ -68,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workspace",
-        type=size,
-        metavar="SIZE",
+        type=flags.nbytes,
+        metavar=flags.SIZE,
         help="most GPU memory for one layer's intermediates, like 8GiB (default: no limit)",
     )
     flags.add_fields(parser, EngineOptions, CHOICES)
@@ -78,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only print the least memory and disk space needed; works without TensorRT and GPU",
     )
+    add_progress(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -23,6 +23,7 @@ examples:
 
 import argparse
 import json
+import math
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,11 @@ from rich.table import Table
 from rich.text import Text
 
 from snapexport.cli import flags
-from snapexport.cli.console import ERR, OUT, AnswerProgress, duration, print_estimate
+from snapexport.cli.console import ERR, OUT, duration, print_estimate
+from snapexport.cli.progress import AnswerProgress, add_progress
 from snapexport.contract.build_directory import Build
-from snapexport.errors import needs_extra
+from snapexport.errors import UserError, needs_extra
+from snapexport.measure.eval.records import require_place
 from snapexport.measure.eval.tasks import TASKS
 from snapexport.measure.options import ABLE, DEFAULT_MINUTES, DEFAULT_TASKS, MODES, EvalOptions
 
@@ -82,22 +85,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write report, answers and plots here"
     )
+    add_progress(parser)
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the report."""
-    options = EvalOptions(**flags.values(arguments, CHOICES))
+    build = Build.open(arguments.build)
+    given = flags.values(arguments, CHOICES, build.manifest.geometry.L_max)
+    options = EvalOptions(**given)
+    build.require_run(command="eval")
+    if arguments.out:
+        require_place(arguments.out)
     with needs_extra("build"):
-        from snapexport.measure.eval.estimate import estimate
         from snapexport.measure.eval.grid import make_grid
+
+        grid = make_grid(build, options)
+        from snapexport.measure.eval.estimate import estimate
         from snapexport.measure.eval.run import Evaluation
     if arguments.out:
         with needs_extra("eval"):
             import_module("matplotlib")
-    build = Build.open(arguments.build)
-    build.require_run(command="eval")
-    grid = make_grid(build, options)
     evaluation = Evaluation(grid, arguments.out)
     if ERR.is_terminal:
         what = f"{grid.records} answers and continuations of {len(grid.systems)} caches"
@@ -107,10 +115,25 @@ def run(arguments: argparse.Namespace) -> int:
         with AnswerProgress(grid.records) as progress:
             for _ in evaluation.run():
                 progress.advance()
+        _require_results(evaluation.report())
     finally:  # what was measured until an interrupt is shown as well
-        if evaluation.records:
-            _show(evaluation.report(), arguments)
+        if evaluation.records and _results(report := evaluation.report()):
+            _show(report, arguments)
     return 0
+
+
+def _results(report: dict[str, Any]) -> bool:
+    return any(report[section] for section in ("results", "continuations", "answers"))
+
+
+def _require_results(report: dict[str, Any]) -> None:
+    """Raise UserError where the time was up before a sample was answered with every cache."""
+    if not _results(report) and (left_out := report["left_out"])["samples"]:
+        seconds = left_out["seconds"] / left_out["samples"]
+        raise UserError(
+            f"the time was up within the first sample, which takes about {duration(seconds)}",
+            f"use --minutes {math.ceil(seconds / 30)}, smaller --lengths, or fewer --policies",
+        )
 
 
 def _show(report: dict[str, Any], arguments: argparse.Namespace) -> None:

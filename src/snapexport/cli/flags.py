@@ -5,14 +5,18 @@ Also writes the file that a flag names, whole or not at all.
 
 import argparse
 import dataclasses
+import errno
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from snapexport.contract.memory import size
 from snapexport.errors import UserError, flag_of
 from snapexport.files import whole as files
 
@@ -36,6 +40,68 @@ SERVED = {
 """Help texts of `ModelOptions`, for each server's command."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A part of L_max in the place of a number of tokens."""
+
+    part: Fraction
+
+    def of(self, L_max: int) -> int:
+        """The number of tokens, at least one."""
+        return max(1, int(L_max * self.part))
+
+
+def tokens(text: str) -> int:
+    """A number of tokens: 32768, or 32k for 32 x 1,024."""
+    found = re.fullmatch(r"(-?[0-9][0-9_]*)(?:(\.[0-9]+)?([kKmM]))?", text.strip())
+    number = found and Fraction((found[1] + (found[2] or "")).replace("_", ""))
+    if found and number is not None:
+        number *= {"": 1, "k": 1 << 10, "m": 1 << 20}[(found[3] or "").lower()]
+        if number.denominator == 1:
+            return int(number)
+    raise argparse.ArgumentTypeError(f"'{text}' is not a number of tokens, such as 4096 or 32k")
+
+
+def budget(text: str) -> int | Share:
+    """Tokens, or a part of L_max: 1/4, 25% or 0.25."""
+    with suppress(ValueError, ZeroDivisionError, argparse.ArgumentTypeError):
+        if not re.search("[/%]|^ *0?[.]", text):
+            return tokens(text)
+        number, percent, _ = text.partition("%")
+        if (part := Fraction(number) / (100 if percent else 1)) > 0:
+            return Share(part)
+    raise argparse.ArgumentTypeError(
+        f"'{text}' is not a number of tokens, such as 4096 or 32k, nor a part of L_max, such as 1/4"
+    )
+
+
+def nbytes(text: str) -> int:
+    """Bytes, such as 16GiB, 16GB (16 x 1000^3), 512M or 4096."""
+    try:
+        return size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+TOKENS, BUDGET, SIZE = "TOKENS", "BUDGET", "SIZE"
+WRITTEN = {
+    TOKENS: "TOKENS may be written as 32k (32,768)",
+    BUDGET: "BUDGET as 8k, or as a part of L_max, such as 1/4",
+    SIZE: "SIZE as 16GiB or 16GB",
+}
+"""How numbers may be written, by the metavars of their flags: the end of a help says it."""
+_UNITS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    **dict.fromkeys(
+        "L_max L_sink L_obs prefill_chunk prefill_capacities short_chunks max_tokens lengths "
+        "max_num_batched_tokens compress_every contexts continuation".split(),
+        (TOKENS, tokens),
+    ),
+    **dict.fromkeys("kv_budget L_recent K budgets prefill_budget".split(), (BUDGET, budget)),
+    "parked_dir_bytes": (SIZE, nbytes),
+}
+"""(metavar, parser) of fields that are tokens, budgets or bytes."""
+
+
 def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping[str, str]) -> None:
     """Add a flag for every field named in `helps`: L_max becomes --L-max."""
     hints = typing.get_type_hints(options)
@@ -57,9 +123,9 @@ def add_grouped(
                 )
 
 
-def values(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Values of the flags of these fields, by field."""
-    return {name: _field_value(getattr(arguments, name)) for name in names}
+def values(arguments: argparse.Namespace, names: Iterable[str], L_max: int = 0) -> dict[str, Any]:
+    """Values of the flags of these fields, by field. L_max: what a `Share` is of."""
+    return {name: _field_value(getattr(arguments, name), L_max) for name in names}
 
 
 def _add_flag(
@@ -84,11 +150,12 @@ def _add_flag(
         parser.add_argument(name, choices=choices, **settings)
     elif typing.get_origin(hint) is tuple:
         kind = typing.get_args(hint)[0]
-        metavar = field.metadata.get("metavar", _METAVARS[kind])
-        parser.add_argument(name, type=kind, nargs="+", metavar=metavar, **settings)
+        metavar, parse = _UNITS.get(field.name, (field.metadata.get("metavar"), kind))
+        metavar = metavar or _METAVARS[kind]
+        parser.add_argument(name, type=parse, nargs="+", metavar=metavar, **settings)
     else:
-        metavar = field.metadata.get("metavar", _METAVARS[hint])
-        parser.add_argument(name, type=hint, metavar=metavar, **settings)
+        metavar, parse = _UNITS.get(field.name, (field.metadata.get("metavar"), hint))
+        parser.add_argument(name, type=parse, metavar=metavar or _METAVARS[hint], **settings)
 
 
 _METAVARS: dict[type, str] = {int: "N", float: "X", str: "NAME", Path: "DIR"}
@@ -105,9 +172,11 @@ def _spell(default: object) -> str:
     return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
-def _field_value(given: Any) -> Any:
+def _field_value(given: Any, L_max: int) -> Any:
     """A flag with several values gives a list, but options need a tuple."""
-    return tuple(given) if isinstance(given, list) else given
+    if isinstance(given, list):
+        return tuple(_field_value(one, L_max) for one in given)
+    return given.of(L_max) if isinstance(given, Share) else given
 
 
 @contextmanager
@@ -132,6 +201,16 @@ def whole_file(path: Path, flag: str) -> Iterator[Callable[[str], None]]:
             files.finish(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def require_writable(path: Path, flag: str) -> None:
+    """Raise UserError for a path that `whole_file` could not write. It writes nothing."""
+    target = Path(os.path.realpath(path))
+    _require_replaceable(target, flag)
+    with _write_errors(path, flag):
+        if not os.access(target.parent, os.W_OK):
+            target.parent.stat()  # which says why
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _require_replaceable(target: Path, flag: str) -> None:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.cli import flags, prompt
-from snapexport.cli.console import ERR, PrefillProgress, Wrapped, columns, say
+from snapexport.cli.console import ERR, Wrapped, columns, say
+from snapexport.cli.progress import PrefillProgress
 from snapexport.cli.summary import CacheUse
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, flag_of

@@ -4,16 +4,19 @@ Knows which flags of a command are usual; flags whose group is "cache" or "advan
 """
 
 import argparse
+import re
+import sys
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
 import rich_argparse
 from rich.containers import Lines
 from rich.text import Text
 
-from snapexport.cli.flags import GROUPS
+from snapexport.cli.flags import GROUPS, WRITTEN
 from snapexport.errors import UserError
+from snapexport.files.nearby import closest, marked, meant
 
 WIDEST = 100
 LONGEST_CHOICES = 36
@@ -35,6 +38,26 @@ USUAL = {
 }
 """The flags in a command's --help, by their names in Python. Other commands show every flag that is
 in none of GROUPS."""
+
+
+_ELSEWHERE = {
+    "ctx-size": "--L-max",
+    "max-model-len": "--L-max",
+    "max-length": "--L-max --max-tokens",
+    "max-new-tokens": "--max-tokens",
+    "n-predict": "--max-tokens",
+    "n": "--max-tokens",
+    "c": "--L-max",
+    "temp": "--temperature",
+    "output": "--out",
+    "o": "--out",
+    "m": "--model",
+    "p": "--prompt",
+    "f": "--prompt-file",
+    "file": "--prompt-file",
+    "sys": "--system",
+}
+"""{flag of llama.cpp, vLLM or transformers: ours, the first that a command has}"""
 
 
 class HelpFormatter(rich_argparse.RichHelpFormatter):
@@ -100,38 +123,80 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self, every: bool = False) -> str:
         """The help text; every: with the flags that are not usual."""
-        if every or not self._rare:
+        hidden = [] if every else self._rare
+        shown = {action.metavar for action in self._actions if action not in hidden}
+        units = "; ".join(text for metavar, text in WRITTEN.items() if metavar in shown)
+        self.epilog = f"{units}." if units else None
+        if not hidden:
             return super().format_help()
         texts = [action.help for action in self._rare]
         count = f"{len(texts)} more flag{'s' if len(texts) > 1 else ''}"
-        self.epilog = f"`{self.prog} --help-all` shows {count}."
+        more = f"`{self.prog} --help-all` shows {count}."
+        self.epilog = f"{self.epilog}\n\n{more}" if self.epilog else more
         for action in self._rare:
             action.help = argparse.SUPPRESS
         try:
             return super().format_help()
         finally:
-            self.epilog = None
             for action, text in zip(self._rare, texts, strict=True):
                 action.help = text
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message, f"see `{self.prog} --help`")
+        example = ""
+        if message.endswith(": BUILD") and (builds := marked(Path(), "manifest.json")):
+            example = f"name one, such as {builds[0]}; "
+        raise UserError(message, f"{example}see `{self.prog} --help`")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Refuses what is left over here, where the command and its flags are known."""
-        found, rest = super().parse_known_args(args, namespace)
-        if rest:
-            name = rest[0].partition("=")[0]
-            close = get_close_matches(name, self._option_string_actions, n=1, cutoff=0.8)
-            meant = f"did you mean {close[0]}? " if close else ""
-            if "prompt" in found and not name.startswith("-"):
-                meant = "put a prompt of several words in quotes; "
-            raise UserError(
-                f"unrecognized arguments: {' '.join(rest)}", f"{meant}see `{self.prog} --help`"
-            )
+        """Refuses unknown flags before flags that lack, and here, where the command is known."""
+        words = list(sys.argv[1:] if args is None else args)
+        if self._subparsers is None:
+            end = words.index("--") if "--" in words else len(words)
+            unknown = [word for word in words[:end] if self._is_new(word)]
+            self._require_known(unknown[:1])
+            self._require_flag(words)
+        found, rest = super().parse_known_args(words, namespace)
+        self._require_known(rest)
         return found, rest
+
+    def _require_flag(self, words: Sequence[str]) -> None:
+        """Refuse a model that is named without --model."""
+        takes = "--model" in self._option_string_actions and not self._get_positional_actions()
+        if takes and words and not words[0].startswith("-"):
+            raise UserError(
+                f"unrecognized arguments: {words[0]}", f"did you mean --model {words[0]}?"
+            )
+
+    def _is_new(self, word: str) -> bool:
+        """Whether a word looks like a flag that does not exist."""
+        is_flag = re.fullmatch(r"--?[A-Za-z][\w-]*(=.*)?", word, re.DOTALL)
+        return bool(is_flag) and word.partition("=")[0] not in self._option_string_actions
+
+    def _require_known(self, rest: Sequence[str]) -> None:
+        if not rest:
+            return
+        name = rest[0].partition("=")[0]
+        known = self._option_string_actions
+        flag = _ELSEWHERE.get(name.lstrip("-").replace("_", "-"))
+        found = next((one for one in (flag or "").split() if one in known), closest(name, known))
+        hint = meant(found if name.startswith("-") else None)
+        if not name.startswith("-") and any(one.dest == "prompt" for one in self._actions):
+            hint = "put a prompt of several words in quotes; "
+        raise UserError(
+            f"unrecognized arguments: {' '.join(rest)}", f"{hint}see `{self.prog} --help`"
+        )
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuses a value that is none of a flag's choices."""
+        if action.choices is not None and value not in action.choices:
+            flag = action.option_strings[0] if action.option_strings else str(action.metavar)
+            raise UserError(
+                f"{flag} '{value}' is not known",
+                f"{meant(closest(str(value), map(str, action.choices)))}choose from "
+                f"{_choices(action)}",
+            )
 
 
 class _HelpAll(argparse.Action):

@@ -13,16 +13,15 @@ examples:
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterable
 
 from rich.table import Table
 
 from snapexport.builder.plan import Plan, PlanRequest, make_plan
-from snapexport.builder.plan.alternatives import Alternative, reasons
+from snapexport.builder.plan.alternatives import Alternative, Recommendation, reasons
 from snapexport.builder.plan.plan import parts
 from snapexport.builder.plan.request import command, parse_memory
 from snapexport.cli import build, flags
-from snapexport.cli.console import OUT
+from snapexport.cli.console import OUT, print_prose
 from snapexport.contract.memory import spelled
 
 HELP = "find what fits into a given memory, before anything is built"
@@ -40,15 +39,14 @@ _HELPS = {
     "kv_budget": "cache slots per layer and KV head, all parts together (default: chosen)",
 }
 
-# Headers of two lines, so that a table fits into 80 columns.
+# Heads of two lines, so that a table fits into 80 columns.
 _COLUMNS = (
-    "largest\nbatch",
-    "batch",
-    "decode\ncache",
-    "prompt\ncache",
-    "peak",
-    "decoding",
-    "a step\nreads",
+    "batch\nslots",
+    "decode's\ncaches",
+    "prompt's\ncache",
+    "peak\nmemory",
+    "while\ndecoding",
+    "read in\na step",
 )
 _NAMES = {
     "process": "process",
@@ -75,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory",
         required=True,
-        metavar="SIZE",
+        metavar=flags.SIZE,
         help="all memory available, such as 80GiB, 24GB or 512M",
     )
     parser.usage = "%(prog)s --model NAME --L-max N --memory SIZE [flags]"
@@ -86,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the alternatives and the recommendation."""
-    given = flags.values(arguments, helps())
+    given = flags.values(arguments, helps(), arguments.L_max)
     request = PlanRequest(parse_memory(arguments.memory), given)
     plan = make_plan(request)
     if arguments.json:
@@ -99,20 +97,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_plan(plan: Plan) -> None:
-    """Caches at the recommended chunk, chunks at the recommended cache, the recommendation."""
+    """Caches at the recommended chunk, chunks at the recommended cache, the recommendations."""
     chosen = plan.recommendation.alternative
     OUT.print(_model_line(plan))
     same_chunk = [option for option in plan.alternatives if option.chunk == chosen.chunk]
     same_cache = [option for option in plan.alternatives if option.geometry == chosen.geometry]
-    batch = plan.recommendation.batch
-    OUT.print(
-        _table(plan, "cache,\nslots a head", [(_cache(o), o, _batch(plan, o)) for o in same_chunk])
-    )
+    _print_table(plan, "compression,\nslots a head", [(_cache(o), o) for o in same_chunk])
     if len(same_cache) > 1:
-        OUT.print(
-            _table(plan, "prefill,\ntokens a step", [(_chunk(o), o, batch) for o in same_cache])
-        )
-    _print_recommendation(plan)
+        _print_table(plan, "tokens a step\nof prefill", [(_chunk(o), o) for o in same_cache])
+    many, one = plan.recommendation, plan.for_one
+    if one and (one.alternative, one.batch) != (many.alternative, many.batch):
+        _print_recommendation(plan, "for one request at a time", one)
+        _print_recommendation(plan, "for as many as fit (*)", many)
+    else:
+        _print_recommendation(plan, "recommended (*)", many)
 
 
 def _model_line(plan: Plan) -> str:
@@ -123,33 +121,34 @@ def _model_line(plan: Plan) -> str:
     )
 
 
-def _table(plan: Plan, title: str, rows: Iterable[tuple[str, Alternative, int]]) -> Table:
-    """A row of sizes for each alternative with its batch; * marks the recommended one."""
+def _print_table(plan: Plan, title: str, rows: list[tuple[str, Alternative]]) -> None:
+    """A row of sizes for each alternative that fits; * marks the recommended one."""
+    fitting = [(name, option) for name, option in rows if _batch(plan, option)]
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     table.add_column(title)
     for column in _COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
-    for name, option, batch in rows:
+    for name, option in fitting:
         mark = " *" if option is plan.recommendation.alternative else ""
-        table.add_row(name + mark, *_cells(option, batch))
-    return table
+        table.add_row(name + mark, *_cells(option, _batch(plan, option)))
+    OUT.print()
+    OUT.print(table)
+    if left := [name for name, option in rows if not _batch(plan, option)]:
+        OUT.print(f"does not fit: {'; '.join(left)}", style="dim")
 
 
 def _batch(plan: Plan, option: Alternative) -> int:
-    """The recommended batch in its row; as given, or the largest that fits, in others."""
+    """The recommended batch in its row; as given, or the largest that fits, in others; or 0."""
     if option is plan.recommendation.alternative:
         return plan.recommendation.batch
-    return int(plan.request["batch"] or max(1, option.most_slots))
+    given = int(plan.request["batch"] or option.most_slots)
+    return given if given <= option.most_slots else 0
 
 
 def _cells(option: Alternative, batch: int) -> list[str]:
     taken = option.at(batch)
     sizes = (taken.decode_cache, taken.prefill_cache, taken.prefill_peak, taken.decode_resident)
-    return [
-        str(option.most_slots or "no"),
-        str(batch),
-        *map(spelled, (*sizes, option.step_bytes(batch))),
-    ]
+    return [str(batch), *map(spelled, (*sizes, option.step_bytes(batch)))]
 
 
 def _cache(option: Alternative) -> str:
@@ -163,12 +162,13 @@ def _chunk(option: Alternative) -> str:
     return "single shot" if option.single_shot else str(option.chunk)
 
 
-def _print_recommendation(plan: Plan) -> None:
-    chosen = plan.recommendation
+def _print_recommendation(plan: Plan, title: str, chosen: Recommendation) -> None:
     taken = parts(chosen.alternative.at(chosen.batch))
-    counted = ", ".join(f"{name} {spelled(taken[key])}" for key, name in _NAMES.items())
-    OUT.print("\nrecommended (*)", style="bold")
+    counted = ", ".join(
+        f"{name} {spelled(taken[key])}" for key, name in _NAMES.items() if taken[key]
+    )
+    OUT.print(f"\n{title}", style="bold")
     for line in reasons(plan.request, chosen):
-        OUT.print(f"  {line}")
-    OUT.print(f"  peak: {spelled(taken['prefill_peak'])} = {counted}")
+        print_prose(line, indent="  ")
+    print_prose(f"peak: {spelled(taken['prefill_peak'])} = {', '.join(counted)}", indent="  ")
     OUT.print(f"\n{command(chosen.options)}")

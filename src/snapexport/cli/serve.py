@@ -18,6 +18,7 @@ from pathlib import Path
 
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT
+from snapexport.contract.manifest import Manifest
 from snapexport.errors import needs_extra
 from snapexport.methods.table import run_flags
 from snapexport.serving.options import ServeOptions
@@ -69,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = flags.values(arguments, [name for helps in GROUPS.values() for name in helps])
     if given["api_key"] is None:  # the environment does not show in a list of processes
         given["api_key"] = os.environ.get(API_KEY)
+    Manifest.read(arguments.build)  # before the server's libraries load
     options = ServeOptions(build=arguments.build, **given)
     with needs_extra("serve"):
         from snapexport.serving.serve import Report, serve

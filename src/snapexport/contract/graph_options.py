@@ -12,6 +12,7 @@ from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import Target
 from snapexport.errors import UserError
 from snapexport.files.dtypes import CACHE_DTYPES, CacheDType
+from snapexport.files.nearby import closest, meant
 
 PREFILLS = ("chunks", "blocks")
 """How prompts are taken: in blocks, onto a compressed cache, or in chunks."""
@@ -181,4 +182,7 @@ def uneven_batch(ranks: int, batches: Collection[int]) -> int | None:
 def require_one_of(flag: str, value: str | None, allowed: tuple[str, ...]) -> None:
     """Raise UserError for a value that is neither None nor allowed."""
     if value not in (None, *allowed):
-        raise UserError(f"{flag} '{value}' is not known", f"choose from {', '.join(allowed)}")
+        raise UserError(
+            f"{flag} '{value}' is not known",
+            f"{meant(closest(str(value), allowed))}choose from {', '.join(allowed)}",
+        )

@@ -87,7 +87,8 @@ def serve(options: ServeOptions, report: Report) -> None:
         if defaults.values:
             report.note(f"requests that name none get {defaults}")
         model = _load(options, defaults.values)
-        report.note(f"verification: {Manifest.read(options.build).comparison}")
+        if (manifest := Manifest.read(options.build)).verified:
+            report.note(f"verification: {manifest.comparison}")
         asyncio.run(_answer(model, options, listener, report))
 
 

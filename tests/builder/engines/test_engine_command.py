@@ -43,7 +43,7 @@ def test_engine_command_builds_and_prints_a_summary(
     [
         (["--workspace", "8XB"], "argument --workspace: invalid size value: '8XB'"),
         (["--graphs", "encode"], "the build has no graph 'encode'"),
-        (["--hardware-compat", "hopper"], "invalid choice: 'hopper'"),
+        (["--hardware-compat", "hopper"], "'hopper' is not known"),
         (["--optimization-level", "9"], "--optimization-level 9"),
     ],
 )

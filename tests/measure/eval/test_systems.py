@@ -139,8 +139,8 @@ def test_the_full_cache_is_one_system_at_any_budgets() -> None:
 @pytest.mark.parametrize(
     ("name", "slots", "message"),
     [
-        ("magic", 64, "no policy 'magic'"),
-        ("", 64, "no policy ''"),
+        ("magic", 64, "--policies 'magic' is not known"),
+        ("", 64, "--policies '' is not known"),
         ("snapstream:window=3", 64, "a cache has no field 'window'"),
         ("snapstream:kv_budget=3", 64, "a cache has no field 'kv_budget'"),
         ("snapstream:L_obs", 64, "L_obs is ''"),

@@ -11,7 +11,7 @@ import pytest
 from snapexport.cli.app import main
 from snapexport.measure.eval import run
 from snapexport.measure.eval.requests import Cell
-from snapexport.measure.eval.run import TimeLimit
+from snapexport.measure.eval.run import OutOfTimeError, TimeLimit
 from snapexport.measure.options import EvalOptions
 from tests.measure.eval import builds
 from tests.refused import refused
@@ -46,6 +46,19 @@ def test_samples_that_would_end_too_late_are_left_out(seconds: float, fit: int) 
     limit, done = run_within(seconds)
     assert len(done) == fit and len(limit.left_out) == 4 - fit
     assert limit.seconds_left_out == pytest.approx(60 * (4 - fit))
+
+
+def test_a_sample_is_cut_when_the_time_is_up() -> None:
+    ticks = [0.0]
+    limit = TimeLimit(60, lambda: ticks[0])
+    for number, _ in enumerate(limit.within(cells())):
+        ticks[0] += 50
+        limit.check(0.9) if number == 0 else None
+        ticks[0] += 50
+        with pytest.raises(OutOfTimeError):
+            limit.check(0.25)
+    assert number == 0 and len(limit.left_out) == 4
+    assert limit.seconds_left_out == pytest.approx(4 * 100 / 0.25)
 
 
 def test_every_task_has_its_first_sample_before_one_has_a_second() -> None:
@@ -89,6 +102,9 @@ def test_eval_says_what_was_left_out_and_goes_on_from_there(
     command += ["--out", str(tmp_path / "out"), "--depths", "0.2", "0.8", "--modes", "aware"]
     with monkeypatch.context() as changed:
         changed.setattr(run, "TimeLimit", lambda _: TimeLimit(0))
+        assert main(command) == 2  # cut within the first sample
+        assert "up within the first sample, which takes about" in capsys.readouterr().err
+        changed.setattr(TimeLimit, "check", lambda *_: None)
         assert main(command) == 0
     printed = capsys.readouterr()
     report = json.loads(printed.out)

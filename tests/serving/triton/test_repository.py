@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as schema
 
-from snapexport.cli import app, triton
+from snapexport.cli import app
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError
@@ -24,8 +24,7 @@ from tests.serving.triton.server import Server
 
 
 @pytest.fixture
-def triton_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    monkeypatch.setitem(app.COMMANDS, "triton", triton)
+def triton_command() -> Callable[..., int]:
     return lambda *arguments: app.main(["triton", *map(str, arguments)])
 
 

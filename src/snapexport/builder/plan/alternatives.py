@@ -130,11 +130,15 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """An alternative and its batch. first: the preferred alternative, which may not have fit."""
+    """An alternative and its batch. first: the preferred alternative, which may not have fit.
+
+    fills: whether no batch was given, so that as many slots as fit are recommended.
+    """
 
     alternative: Alternative
     batch: int
     first: Alternative
+    fills: bool = True
 
     @property
     def options(self) -> BuildOptions:
@@ -149,7 +153,7 @@ def recommend(request: PlanRequest, found: Sequence[Alternative]) -> Recommendat
     for option in ranked:
         if option.most_slots >= wanted:
             batch = option.most_slots if given is None and option is ranked[0] else wanted
-            return Recommendation(option, batch, ranked[0])
+            return Recommendation(option, batch, ranked[0], fills=given is None)
     most = max(ranked, key=lambda option: option.most_slots)
     if given or not most.most_slots:
         return None
@@ -192,20 +196,24 @@ def reasons(request: PlanRequest, chosen: Recommendation) -> list[str]:
     ]
 
 
+def _slots(batch: int) -> str:
+    return "1 batch slot" if batch == 1 else f"{batch} batch slots"
+
+
 def _cache(request: PlanRequest, chosen: Recommendation) -> Iterator[str]:
     option = chosen.alternative
     ratio = f"{option.compression:.3g} : 1"
     if not option.geometry.compresses:
         if request["policy"] is None:
-            yield f"cache: the full cache fits with {chosen.batch} batch slots: nothing is lost"
+            yield f"cache: the full cache fits with {_slots(chosen.batch)}: nothing is lost"
     elif "kv_budget" not in option.choice:
         given = any(request[name] is not None for name in ("kv_budget", "L_recent", "K"))
         why = "as given" if given else "the only one for this model and --L-max"
         yield f"cache: {ratio}, {why}"
-    elif option.geometry == chosen.first.geometry and request["batch"] is None:
+    elif option.geometry == chosen.first.geometry and chosen.fills:
         yield f"cache: {ratio} is SnapStream's ratio, and `build`'s default"
     else:
-        yield f"cache: {ratio}, the least compression with which {chosen.batch} batch slots fit"
+        yield f"cache: {ratio}, the least compression with which {_slots(chosen.batch)} can be had"
 
 
 def _chunk(request: PlanRequest, chosen: Recommendation) -> Iterator[str]:
@@ -229,7 +237,13 @@ def _batch(request: PlanRequest, chosen: Recommendation) -> str:
     left = spelled(request.memory - chosen.alternative.at(chosen.batch).prefill_peak)
     most = chosen.alternative.most_slots
     if chosen.batch < most:
-        why = "as given" if request["batch"] else "`build`'s default"
+        why = (
+            "as given"
+            if request["batch"]
+            else "one user"
+            if chosen.batch == 1
+            else "`build`'s default"
+        )
         return f"batch: {chosen.batch}, {why}; {most} would fit, {left} left"
     if chosen.batch == MOST_SLOTS:
         return f"batch: {chosen.batch}, the largest considered; {left} left"

@@ -23,27 +23,33 @@ from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.memory import as_flag, spelled
 from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError, flag_of
-from snapexport.files.dtypes import BY_FLAG
+from snapexport.exporter.read.first_look import look
+from snapexport.files.dtypes import BY_FLAG, DType
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All alternatives, and the recommended one."""
+    """All alternatives, the recommended one, and for_one: that for one request at a time.
+
+    for_one: None where a batch is given.
+    """
 
     request: PlanRequest
     model: PlannedModel
     alternatives: list[Alternative]
     recommendation: Recommendation
+    for_one: Recommendation | None
 
 
 def make_plan(request: PlanRequest) -> Plan:
     """Read the checkpoint's headers and decide. Raises UserError."""
+    options = _with_dtype(request, "bf16").build_options()  # flags that contradict each other
+    options.require_positions(look(request["model"], needs_weights=False))
     model = read_model(
         request["model"],
         request.graph,
         longrope_for=request["L_max"] if request["longrope"] else None,
     )
-    options = _with_dtype(request, model).build_options()  # flags that contradict each other
     options.graph.require_model(model.facts)
     return plan_for(request, model)
 
@@ -55,7 +61,8 @@ def plan_for(request: PlanRequest, model: PlannedModel) -> Plan:
     recommendation = recommend(request, found)
     if recommendation is None:
         raise _nothing_fits(request, model, found)
-    return Plan(request, model, found, recommendation)
+    for_one = None if request["batch"] else recommend(request.with_given(batch=1), found)
+    return Plan(request, model, found, recommendation, for_one)
 
 
 def with_defaults(request: PlanRequest, model: PlannedModel) -> PlanRequest:
@@ -70,7 +77,7 @@ def with_defaults(request: PlanRequest, model: PlannedModel) -> PlanRequest:
             "--weights keep stores integers as the checkpoint has them, and it has none",
             "leave it out; int8 or int4 round floats to integers",
         )
-    return _with_kept_integers(_with_dtype(request, model), model)
+    return _with_kept_integers(_with_dtype(request, model.stored), model)
 
 
 def _with_kept_integers(request: PlanRequest, model: PlannedModel) -> PlanRequest:
@@ -94,12 +101,12 @@ def _integers(model: PlannedModel) -> list[tuple[int, int]]:
     return [(form.bits, size) for form, size in sizes if form]
 
 
-def _with_dtype(request: PlanRequest, model: PlannedModel) -> PlanRequest:
+def _with_dtype(request: PlanRequest, stored: DType) -> PlanRequest:
     """The default dtype on a GPU: the checkpoint's own 16 bits, so that no weight is converted."""
     target = request["target"] or BuildOptions.target
     on_gpu = capabilities(target).runs_on_gpu
     if on_gpu and request["dtype"] is None:
-        return request.with_given(dtype="fp16" if model.stored == "fp16" else "bf16")
+        return request.with_given(dtype="fp16" if stored == "fp16" else "bf16")
     if not on_gpu:  # the memory is that of the CPU
         require_compatible({"dtype": request.build_options(batch=1).dtype, "placed_on": "cpu"})
     return request
@@ -128,7 +135,7 @@ def _smaller_weights(request: PlanRequest, model: PlannedModel, needed: int) -> 
     for field, value in [("weights", "fp8"), *smaller] if model.fp8 else smaller:
         try:
             other = request.with_given(**{field: value})
-            found = alternatives(_with_dtype(other, model), model)
+            found = alternatives(_with_dtype(other, model.stored), model)
         except UserError:
             continue  # not supported on this target
         least = min(option.at(batch).prefill_peak for option in found)
@@ -152,12 +159,17 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "weights": options.weights,
         "full_cache_bytes_per_token": (facts.position_values * BY_FLAG[options.dtype].bytes),
         "alternatives": [alternative_report(plan, option) for option in plan.alternatives],
-        "recommendation": {
-            **_choice(chosen.alternative),
-            **_sizes(chosen.alternative, chosen.batch),
-            "reasons": reasons(request, chosen),
-            "command": command(options),
-        },
+        "recommendation": _recommended(request, chosen),
+        "for_one_request": plan.for_one and _recommended(request, plan.for_one),
+    }
+
+
+def _recommended(request: PlanRequest, chosen: Recommendation) -> dict[str, Any]:
+    return {
+        **_choice(chosen.alternative),
+        **_sizes(chosen.alternative, chosen.batch),
+        "reasons": reasons(request, chosen),
+        "command": command(chosen.options),
     }
 
 

@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from filecmp import cmp
 
 import snapexport
-from snapexport.builder.derive import is_soft_capped, require_chunk
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
-from snapexport.errors import UserError, flag_of
+from snapexport.errors import UserError, flag_of, needs_extra
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.measure.eval.documents import open_tokenizer, read_documents
 from snapexport.measure.eval.requests import Requests, frame_of
@@ -94,6 +93,11 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     requests.require_fit()
     L_max = _positions(build, requests, draft)
     systems = _systems(build, L_max, options, budgets)
+    with needs_extra("build"):  # torch, after all that can be refused without it
+        from snapexport.builder.derive import is_soft_capped, require_chunk
+    for system in draft:
+        if system.geometry.compresses:
+            require_chunk(build.manifest.prefill_chunk, system.geometry)
     has_other_scores = any(layer.sinks for layer in model.layers) or (
         options.hit_samples > 0 and is_soft_capped(build)
     )
@@ -154,14 +158,11 @@ def _require_fitting(build: Build, lengths: tuple[int, ...], systems: list[Syste
             f"use --lengths up to {L_max}, or build again with a larger --L-max",
         )
     for system in systems:
-        if not system.geometry.compresses:
-            continue
-        if system.slots >= longest:
+        if system.geometry.compresses and system.slots >= longest:
             raise UserError(
                 f"a budget of {system.slots} slots holds whole prompts of {longest} tokens",
                 "use smaller --budgets, or longer --lengths",
             )
-        require_chunk(build.manifest.prefill_chunk, system.geometry)
 
 
 def _positions(build: Build, requests: Requests, systems: Sequence[System]) -> int:

@@ -119,15 +119,14 @@ class Journal:
         self.records: list[Record] = []
         if self._path.is_file():
             self._read(fingerprint)
-        elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise UserError(f"{directory} exists, and holds no evaluation", "choose another --out")
         else:
-            directory.mkdir(parents=True, exist_ok=True)
+            require_place(directory)
 
     def record(self, records: Iterable[Record]) -> Iterator[Record]:
         """Pass records on, each once it is on the disk. Before the first one the journal has none:
         what cannot run leaves it to another evaluation."""
         for record in records:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:
                 header = "" if file.tell() else self._header
                 file.write(header + json.dumps(asdict(record)) + "\n")
@@ -149,6 +148,14 @@ class Journal:
                 "choose another --out, or go on with the same build, tasks and caches",
             )
         os.truncate(self._path, len(whole))
+
+
+def require_place(directory: Path) -> None:
+    """Raise UserError for a place that holds something other than an evaluation."""
+    if (directory / JOURNAL).is_file() or not directory.exists():
+        return
+    if not directory.is_dir() or any(directory.iterdir()):
+        raise UserError(f"{directory} exists, and holds no evaluation", "choose another --out")
 
 
 def _read_back(line: dict[str, Any]) -> Record:

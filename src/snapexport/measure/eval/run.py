@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict
 from itertools import chain, product
 from pathlib import Path
@@ -27,40 +28,54 @@ from snapexport.measure.eval.records import (
     outcome_rows,
     without_comparison,
 )
-from snapexport.measure.eval.requests import Cell
+from snapexport.measure.eval.requests import Cell, Request
 from snapexport.measure.eval.sample import as_it_is
 from snapexport.measure.eval.side_by_side import measure_answers, measure_continuations
 from snapexport.measure.eval.systems import System
 from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.prompts import read
 from snapexport.runtime.requests.request import SamplingParams
 
 REPORT = "report.json"
 Work = TypeVar("Work")
 
 
+class OutOfTimeError(Exception):
+    """The time is up, and a sample is left as far as it came."""
+
+
 class TimeLimit:
     """Leaves out the cells for which there is no time. It counts from when it is made.
 
-    left_out: those cells. A cell's time is judged by what a prompt token of the cells before took,
-    so one is always run.
+    left_out: those cells, and one that `check` cut. The time of others is judged by what a prompt
+    token of the cells before took; the first one is begun in any case.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
         self.left_out: list[Cell] = []
         self._clock, self._end = clock, clock() + seconds
-        self._per_token = 0.0
+        self._per_token, self._done = 0.0, 1.0
 
     def within(self, pending: Mapping[Cell, Work]) -> Iterator[tuple[Cell, Work]]:
         """The cells for which there is time, each with its work; the first one of each task, then
         the second ones, and so on."""
-        start, tokens = self._clock(), 0
+        start, tokens = self._clock(), 0.0
         for cell in _in_turn(pending):
             if tokens and self._clock() + self._per_token * cell.length > self._end:
                 self.left_out.append(cell)
                 continue
+            self._done = 1.0
             yield cell, pending[cell]
-            tokens += cell.length
+            if self._done < 1:
+                self.left_out.append(cell)
+            tokens += cell.length * self._done
             self._per_token = (self._clock() - start) / tokens
+
+    def check(self, done: float) -> None:
+        """Raise OutOfTimeError after the end. done: the share of the cell's work."""
+        if self._clock() > self._end:
+            self._done = max(done, 0.01)
+            raise OutOfTimeError
 
     @property
     def seconds_left_out(self) -> float:
@@ -110,8 +125,11 @@ class Evaluation:
         of_documents = continuation_rows(r for r in self.records if isinstance(r, Continuation))
         if self.grid.is_alone:
             of_documents = [without_comparison(row) for row in of_documents]
+        cut = {(cell.task, cell.length, cell.seed) for cell in left_out}
+        outcomes = [record for record in self.records if isinstance(record, Outcome)]
+        whole = [one for one in outcomes if (one.task, one.length, one.seed) not in cut]
         report = _options(self.grid) | {
-            "results": outcome_rows(r for r in self.records if isinstance(r, Outcome)),
+            "results": outcome_rows(whole),
             "continuations": of_documents,
             "answers": answer_rows(r for r in self.records if isinstance(r, Answer)),
             "hit_rate": [rate.report() for rate in self._hit_rates or ()],
@@ -119,7 +137,7 @@ class Evaluation:
             "left_out": {"samples": len(left_out), "seconds": round(self._limit.seconds_left_out)},
         }
         read_back: dict[str, Any] = json.loads(json.dumps(report))  # lists instead of tuples
-        if self.out:
+        if self.out and self.records:
             write_whole(self.out / REPORT, json.dumps(read_back, indent=1) + "\n")
         return read_back
 
@@ -137,7 +155,8 @@ def outcomes_of(
         return
     llms = dict(zip(grid.systems, loaded.load(grid.systems), strict=True))
     for cell, pairs in limit.within(pending):
-        yield from _answers(grid, cell, pairs, llms)
+        with suppress(OutOfTimeError):
+            yield from _answers(grid, cell, pairs, llms, limit)
 
 
 def _records(
@@ -173,14 +192,22 @@ def _pending(grid: Grid, cell: Cell, done: Collection[Hashable]) -> list[tuple[S
 
 
 def _answers(
-    grid: Grid, cell: Cell, pairs: Sequence[tuple[System, str]], llms: Mapping[System, LLM]
+    grid: Grid,
+    cell: Cell,
+    pairs: Sequence[tuple[System, str]],
+    llms: Mapping[System, LLM],
+    limit: TimeLimit,
 ) -> Iterator[Outcome]:
+    """Raises OutOfTimeError between two steps of any model."""
     sample = grid.requests.sample(cell)
     params = SamplingParams(max_tokens=sample.max_tokens, stop=sample.stop)
-    for system, mode in pairs:
+    for number, (system, mode) in enumerate(pairs):
         request = grid.requests.request(sample, cell, mode)
-        later = [request.continuation] if request.continuation else None
-        (completion,) = llms[system].generate([request.prompt], params, later)
+
+        def check(count: int, number: int = number, whole: int = len(request.prompt)) -> None:
+            limit.check((number + count / (whole + 1)) / len(pairs))
+
+        text, token_ids = _answer(llms[system], request, params, check)
         yield Outcome(
             system.name,
             system.slots,
@@ -189,12 +216,28 @@ def _answers(
             cell.length,
             cell.seed,
             cell.depth,
-            sample.score(completion.text),
-            sample.score_first(completion.token_ids),
-            sample.score_rest(completion.token_ids),
-            completion.text,
+            sample.score(text),
+            sample.score_first(token_ids),
+            sample.score_rest(token_ids),
+            text,
             sample.reference,
         )
+
+
+def _answer(
+    llm: LLM, request: Request, params: SamplingParams, check: Callable[[int], None]
+) -> tuple[str, list[int]]:
+    """The text and its tokens. check: called between steps with the prompt's tokens done."""
+    later = [request.continuation] if request.continuation else None
+    limits = llm.executor.limits
+    (asked,) = read([request.prompt], params, llm.tokenizer, limits, later)
+    text, token_ids = "", list[int]()
+    with closing(llm.stream(asked, on_prefill=check)) as deltas:
+        for delta in deltas:
+            text += delta.text
+            token_ids += delta.token_ids
+            check(len(request.prompt))
+    return text, token_ids
 
 
 def _options(grid: Grid) -> dict[str, Any]:

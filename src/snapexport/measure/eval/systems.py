@@ -206,8 +206,7 @@ def typical_layer(geometry: CacheGeometry, model: ModelFacts) -> LayerGeometry:
 def _parse(name: str) -> tuple[Policy, Choices]:
     """A policy, and its choices."""
     policy, _, listed = name.partition(":")
-    if policy not in POLICIES:
-        raise UserError(f"no policy '{policy}'", f"choose from {', '.join(POLICIES)}")
+    require_one_of("--policies", policy, POLICIES)
     changes: Choices = {}
     for pair in filter(None, listed.split(",")):
         field, _, value = pair.partition("=")
