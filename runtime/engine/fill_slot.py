@@ -122,13 +122,12 @@ def kept_of_layers(memory: Memory, buffers: Buffers, manifest: Manifest) -> list
     geometry, kept = manifest.geometry, kept_of_caches(memory, buffers, manifest)
     if not geometry.slots.head_groups:
         return kept
-    kv_heads, *_ = manifest.model.kv_heads
-    widest = geometry.widest.values()
-    layers = [np.full((kv_heads, one.K), UNUSED, np.int64) for one in widest]
+    kv_heads, widest = manifest.model.kv_heads, geometry.widest.items()
+    layers = {n: np.full((kv_heads[n], one.K), UNUSED, np.int64) for n, one in widest}
     for one, positions in zip(geometry.slots.caches, kept, strict=True):
-        heads = range(kv_heads) if one.heads is None else one.heads
+        heads = range(kv_heads[one.layer]) if one.heads is None else one.heads
         layers[one.layer][list(heads), : positions.shape[1]] = positions
-    return layers
+    return [*layers.values()]
 
 
 def _kept_of_cache(memory: Memory, buffers: Buffers, cache: int, heads: int) -> Integers:

@@ -11,22 +11,18 @@ from snapexport.contract.rule import (
     KEEPS_ALL,
     LEAVE_OUT,
     NO_TOPK,
-    OTHER_HEADS,
     RANKS,
-    SHARED_CACHES,
-    STATEFUL,
     STREAMING,
     Choice,
     Facts,
     Rule,
     flag,
 )
-from snapexport.errors import UserError
+from snapexport.errors import UserError, require_at_least
 from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
 from snapexport.methods.method import Calibration, Method
 
 DEFAULT_GROUPS = 2
-MOST_GROUPS = 8
 """Groups of a layer: each costs a decode step an attention of its own."""
 BUDGET = "heads"
 """The value of --budget."""
@@ -56,11 +52,8 @@ class HeadBudgetOptions(MethodOptions):
 
     def __post_init__(self) -> None:
         most = self.head_groups
-        if most is not None and not 2 <= most <= MOST_GROUPS:
-            raise UserError(
-                f"--head-groups {most} is not from 2 to {MOST_GROUPS}",
-                "use 2 to 4: each group costs a decode step an attention of its own",
-            )
+        if most is not None:
+            require_at_least("--head-groups", most, 1)
 
     @property
     def most_groups(self) -> int:
@@ -120,9 +113,6 @@ _RULES = (
         "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
     ),
     Rule(CHOICE, _EQUAL, "it shares K among KV heads"),
-    Rule(CHOICE, OTHER_HEADS, "a file of head budgets has one number of KV heads", LEAVE_OUT),
-    Rule(CHOICE, SHARED_CACHES, "a group would have queries of several layers", LEAVE_OUT),
-    Rule(CHOICE, STATEFUL, "", LEAVE_OUT),
     Rule(CHOICE, RANKS, ""),
 )
 
