@@ -17,6 +17,7 @@ from snapexport.cli.console import OUT, AnswerProgress
 from snapexport.cli.flags import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, flag_of, needs_extra, require_at_least
+from snapexport.runtime.engine.open_executor import BACKENDS
 from snapexport.methods.method import Calibration, Method
 from snapexport.methods.table import METHODS
 
@@ -43,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, metavar="FILE", help="what was measured, as JSON"
     )
     for one in _calibrations():
-        if not one.is_default:
-            parser.add_argument(flag_of(one.flag), action="store_true", help=one.help)
+        parser.add_argument(flag_of(one.flag), action="store_true", help=one.help)
     parser.add_argument(
         "--passages",
         type=int,
@@ -57,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="TOKENS",
         help=f"tokens of each passage (default: the build's longest prompt, at most {LONGEST})",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        metavar="NAME",
+        help="what runs the graphs (default: ONNX Runtime on the CPU)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -77,7 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
     with whole_file(arguments.out, "--out") as write:
         with AnswerProgress(len(chosen), "passages") as progress:
             prompts = [passage.ids for passage in chosen]
-            text, found, words = measure.calibrate(build, prompts, source, progress.advance)
+            text, found, words = measure.calibrate(
+                build, prompts, source, progress.advance, arguments.backend
+            )
         write(text)
     if arguments.json:
         print(json.dumps({"file": str(arguments.out), **source, **found}))

@@ -51,10 +51,16 @@ class MethodMeasure:
         return 0
 
     def calibrate(
-        self, build: Build, prompts: Prompts, source: Source, on_prompt: Callable[[], None]
+        self,
+        build: Build,
+        prompts: Prompts,
+        source: Source,
+        on_prompt: Callable[[], None],
+        backend: str | None = None,
     ) -> tuple[str, Source, str]:
         """Measure prompts: the text of a file, and what was found, for programs and in words.
 
         source: where the numbers come from, for the file. on_prompt: called after each prompt.
+        backend: what runs the graphs; None: the default. Raises UserError.
         """
         raise NotImplementedError

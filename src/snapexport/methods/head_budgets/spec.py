@@ -127,5 +127,9 @@ HEAD_BUDGETS = Method(
     reshape=reshape,
     rules=_RULES,
     facts=facts,
-    calibration=Calibration("head_budgets", "", is_default=True),
+    calibration=Calibration(
+        "head_budgets",
+        "measure K of each KV head, for `build --head-budget`: the default",
+        is_default=True,
+    ),
 )
