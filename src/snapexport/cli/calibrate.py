@@ -17,9 +17,9 @@ from snapexport.cli.console import OUT, AnswerProgress
 from snapexport.cli.flags import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, flag_of, needs_extra, require_at_least
-from snapexport.runtime.engine.open_executor import BACKENDS
 from snapexport.methods.method import Calibration, Method
 from snapexport.methods.table import METHODS
+from snapexport.runtime.engine.open_executor import BACKENDS
 
 if TYPE_CHECKING:
     from snapexport.compare.method import MethodMeasure
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, write the file, and print what was found."""
     build = Build.open(arguments.build)
     with needs_extra("eval"):
-        from snapexport.measure.eval.documents import open_tokenizer, passages, read_documents
+        from snapexport.compare.documents import open_tokenizer, passages, read_documents
 
         measure: MethodMeasure = _choose_method(arguments).part("measure")
     measure.require(build)

@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 from snapexport.compare.loaders import Array, Feed
 from snapexport.contract.build_directory import Build
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import Manifest
 
 Prompts = Sequence[Sequence[int]]
@@ -49,6 +51,15 @@ class MethodMeasure:
     def least(self, build: Build) -> int:
         """Tokens of a prompt that show nothing."""
         return 0
+
+    def measured(
+        self, build: Build, options: GraphOptions, note: Callable[[str], None]
+    ) -> CacheGeometry:
+        """The geometry of a build whose method `measures`, by its graphs of the first geometry.
+
+        note: takes a line for people. Raises UserError.
+        """
+        raise NotImplementedError
 
     def calibrate(
         self,

@@ -1,7 +1,9 @@
 """calibrate: budgets over all layers and heads, in a file that build takes."""
 
 import json
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,19 +15,21 @@ from snapexport.methods.head_budgets.measure import choose
 from snapexport.vault import CHECKPOINT
 from tests.builds import build
 
+OPTIONS: Any = {"L_max": 512, "kv_budget": 64, "batch": 1, "prefill_chunk": 128}
 TEXT = "The river was quiet. " * 300
 
 
 @pytest.fixture(scope="module")
 def vault(tmp_path_factory: pytest.TempPathFactory) -> Build:
     out = tmp_path_factory.mktemp("calibrate") / "b"
-    return build(CHECKPOINT, out, L_max=512, kv_budget=64, batch=1, prefill_chunk=128, baseline=True)
+    return build(CHECKPOINT, out, baseline=True, **OPTIONS)
 
 
 def test_the_best_positions_of_all_layers_are_shared_as_one_by_one() -> None:
     rng = np.random.default_rng(0)
     scores = {layer: rng.random((2, 40)).round(2) for layer in (0, 2, 3)}
-    every = [(-one[h, p], n, h, p) for n, one in scores.items() for h in range(2) for p in range(40)]
+    places = list(product(range(2), range(40)))
+    every = [(-one[h, p], n, h, p) for n, one in scores.items() for h, p in places]
     want = {n: [0, 0] for n in scores}
     for _, layer, head, _ in sorted(every)[:50]:
         want[layer][head] += 1
@@ -46,10 +50,11 @@ def test_build_takes_what_calibrate_writes(
     assert sum(map(sum, budget.layers)) == pytest.approx(
         sum(shape.K * budget.kv_heads for shape in kept.layers), rel=0.02
     )
-    options = {"L_max": 512, "kv_budget": 64, "batch": 1, "prefill_chunk": 128}
-    made = build(CHECKPOINT, tmp_path / "b", head_budget=out, **options)
+    made = build(CHECKPOINT, tmp_path / "b", head_budget=out, **OPTIONS)
     slots = made.manifest.geometry.slots
-    sizes = zip(slots.heads_held(made.manifest.model.kv_heads), made.manifest.geometry.layers)
+    sizes = zip(
+        slots.heads_held(made.manifest.model.kv_heads), made.manifest.geometry.layers, strict=True
+    )
     assert slots.head_groups and len(set(map(sum, budget.layers))) > 1
     assert sum(heads * shape.K for heads, shape in sizes) == sum(
         shape.K * budget.kv_heads for shape in kept.layers
@@ -88,3 +93,10 @@ def test_calibrate_refuses_a_build_that_does_not_vote(
     out = ["--out", str(tmp_path / "heads.json"), "--documents", str(tmp_path)]
     assert main(["calibrate", str(made.directory), *out]) == 2
     assert "has no vote to measure" in capsys.readouterr().err
+
+
+def test_a_build_measures_head_budgets_itself(tmp_path: Path) -> None:
+    made = build(CHECKPOINT, tmp_path / "b", calibrate=(), **OPTIONS)
+    files = {path.name for path in made.directory.iterdir()}
+    assert made.manifest.geometry.slots.head_groups
+    assert not {name for name in files if "trace" in name} and "compress.onnx" in files

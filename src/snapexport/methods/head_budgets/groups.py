@@ -120,7 +120,9 @@ class HeadBudget:
             rest = total - sum(held.values())
             free = {n: one.wanted for n, one in enumerate(found) if n not in held}
             whole = sum(free.values())
-            scaled = {n: one * rest / whole if whole else rest / len(free) for n, one in free.items()}
+            scaled = {
+                n: one * rest / whole if whole else rest / len(free) for n, one in free.items()
+            }
             over = sum(max(0.0, one - room) for one in scaled.values())
             under = sum(max(0.0, least - one) for one in scaled.values())
             beyond = {n: room for n, one in scaled.items() if one >= room and over >= under}
@@ -216,9 +218,7 @@ def _sized(clusters: Sequence[Cluster], total: int, room: int) -> Iterator[tuple
     sizes = [min(int(one.mean + 1e-6), room) for one in clusters]
     counts = [len(one.heads) for one in clusters]
     free = total - sum(size * count for size, count in zip(sizes, counts, strict=True))
-    while fitting := [
-        n for n, count in enumerate(counts) if count <= free and sizes[n] < room
-    ]:
+    while fitting := [n for n, count in enumerate(counts) if count <= free and sizes[n] < room]:
         n = max(fitting, key=lambda one: clusters[one].mean - sizes[one])
         sizes[n] += 1
         free -= counts[n]

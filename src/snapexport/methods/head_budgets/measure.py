@@ -10,16 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from snapexport.compare.documents import manual, open_tokenizer, passages, read_documents
 from snapexport.compare.loaders import Array
 from snapexport.compare.method import MethodMeasure, Prompts, Source
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.errors import UserError
-from snapexport.methods.head_budgets.groups import HeadBudget
+from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
+from snapexport.methods.head_budgets.spec import HeadBudgetOptions
 from snapexport.methods.repeat.measure import require_repeats, scores_of_texts
 
 LEAST = 64
 """Tokens of a text whose shares would be mostly rounding."""
+PASSAGES, TOKENS = 8, 2048
+"""Of the texts that a build measures."""
 
 
 def choose(scores: Mapping[int, Array], total: int) -> dict[int, list[int]]:
@@ -66,6 +71,18 @@ class HeadBudgetMeasure(MethodMeasure):
     def least(self, build: Build) -> int:
         return min(LEAST, build.manifest.geometry.L_max - 1)
 
+    def measured(
+        self, build: Build, options: GraphOptions, note: Callable[[str], None]
+    ) -> CacheGeometry:
+        self.require(build)
+        given, manifest = options.of(HeadBudgetOptions), build.manifest
+        texts = read_documents(given.calibrate) if given.calibrate else [manual()]
+        tokens = min(manifest.geometry.longest_prompt, TOKENS)
+        chosen = passages(texts, open_tokenizer(build.directory), tokens, PASSAGES)
+        budget, _, words = self._budget(build, [one.ids for one in chosen], lambda: None)
+        note(f"head budgets by {len(chosen)} passages of {tokens} tokens: {words}")
+        return with_head_groups(manifest.geometry, budget, manifest.model, given.most_groups)
+
     def calibrate(
         self,
         build: Build,
@@ -74,17 +91,29 @@ class HeadBudgetMeasure(MethodMeasure):
         on_prompt: Callable[[], None],
         backend: str | None = None,
     ) -> tuple[str, Source, str]:
-        geometry, model = build.manifest.geometry, build.manifest.model
+        budget, found, words = self._budget(build, prompts, on_prompt, backend)
+        geometry = build.manifest.geometry
+        source = source | {"L_max": geometry.L_max, "cache_slots": geometry.held_whole}
+        return budget.text(source), found, words
+
+    def _budget(
+        self,
+        build: Build,
+        prompts: Prompts,
+        on_prompt: Callable[[], None],
+        backend: str | None = None,
+    ) -> tuple[HeadBudget, Source, str]:
+        """The budgets, and what is found of them, for programs and in words."""
+        geometry, layers = build.manifest.geometry, build.manifest.model.num_hidden_layers
         shares: list[dict[int, list[float]]] = []
         for prompt, scores in scores_of_texts(build, prompts, backend):
             shares.append(share_of_text(geometry, scores, len(prompt)))
             on_prompt()
-        budget = mean_budget(shares, model.num_hidden_layers, geometry.L_max)
-        found = source | {"L_max": geometry.L_max, "cache_slots": geometry.held_whole}
+        budget = mean_budget(shares, layers, geometry.L_max)
         every = sorted((one for row in budget.layers for one in row), reverse=True)
         quarter = sum(every[: -(-len(every) // 4)]) / max(sum(every), 1e-9)
         words = f"a quarter of the heads gets {quarter:.0%} of the kept positions"
-        return budget.text(found), {"share_of_a_quarter": round(quarter, 3)}, words
+        return budget, {"share_of_a_quarter": round(quarter, 3)}, words
 
 
 def mean_budget(
