@@ -85,9 +85,8 @@ def _add_flag(
     elif typing.get_origin(hint) is tuple:
         kind = typing.get_args(hint)[0]
         metavar = field.metadata.get("metavar", _METAVARS[kind])
-        parser.add_argument(
-            name, type=kind, nargs=field.metadata.get("nargs", "+"), metavar=metavar, **settings
-        )
+        settings["nargs"] = field.metadata.get("nargs", "+")
+        parser.add_argument(name, type=kind, metavar=metavar, **settings)
     else:
         metavar = field.metadata.get("metavar", _METAVARS[hint])
         parser.add_argument(name, type=hint, metavar=metavar, **settings)

@@ -8,6 +8,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import Manifest
+from snapexport.runtime.engine.open_executor import BackendName
 
 Prompts = Sequence[Sequence[int]]
 Source = dict[str, Any]
@@ -67,7 +68,7 @@ class MethodMeasure:
         prompts: Prompts,
         source: Source,
         on_prompt: Callable[[], None],
-        backend: str | None = None,
+        backend: BackendName | None = None,
     ) -> tuple[str, Source, str]:
         """Measure prompts: the text of a file, and what was found, for programs and in words.
 

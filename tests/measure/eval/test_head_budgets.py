@@ -52,9 +52,8 @@ def test_build_takes_what_calibrate_writes(
     )
     made = build(CHECKPOINT, tmp_path / "b", head_budget=out, **OPTIONS)
     slots = made.manifest.geometry.slots
-    sizes = zip(
-        slots.heads_held(made.manifest.model.kv_heads), made.manifest.geometry.layers, strict=True
-    )
+    held = slots.heads_held(made.manifest.model.kv_heads)
+    sizes = zip(held, made.manifest.geometry.layers, strict=True)
     assert slots.head_groups and len(set(map(sum, budget.layers))) > 1
     assert sum(heads * shape.K for heads, shape in sizes) == sum(
         shape.K * budget.kv_heads for shape in kept.layers

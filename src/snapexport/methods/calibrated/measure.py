@@ -23,6 +23,7 @@ from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import markers
 from snapexport.methods.calibrated.queries import LayerQueries, MeanQueries
 from snapexport.methods.calibrated.surgery import Rotation, rotation_of
+from snapexport.runtime.engine.open_executor import BackendName
 
 
 def _require_queries(build: Build) -> None:
@@ -125,7 +126,7 @@ class CalibratedMeasure(MethodMeasure):
         prompts: Prompts,
         source: Source,
         on_prompt: Callable[[], None],
-        backend: str | None = None,
+        backend: BackendName | None = None,
     ) -> tuple[str, Source, str]:
         if backend not in (None, "onnxruntime"):
             raise UserError(

@@ -23,6 +23,8 @@ from snapexport.methods.method import read_calibration
 
 FORMAT = "snapexport head budgets 1"
 MOST_BYTES = 16 << 20
+STEP = 16
+"""Cache slots of large caches are multiples of it: products of other lengths take longer."""
 FLOOR = 8
 """Least K of a head, or a quarter of the mean where that is less."""
 SIZES = 16
@@ -147,7 +149,7 @@ def with_head_groups(
         room, K = min(rooms[n] for n in voting), max(shapes[n].K for n in voting)
         total = sum(shapes[n].K * model.kv_heads[n] for n in voting)
         heads = budget.shared(voting, total, min(FLOOR, max(1, K // 4), room), room)
-        for cluster, size in _sized(_clusters(heads, most), total, room):
+        for cluster, size in _sized(_clusters(heads, most), total, room, geometry.L_max - room):
             sizes |= {(one.layer, one.head): size for one in cluster.heads}
     groups = [_groups_of(layer, model.kv_heads[layer], sizes) for layer in range(len(model.layers))]
     caches = [(shapes[n], K) for n, own in enumerate(groups) if n in shapes for K in own or [0]]
@@ -212,14 +214,20 @@ def _merged(clusters: Iterable[Cluster], most: int) -> list[Cluster]:
     return found
 
 
-def _sized(clusters: Sequence[Cluster], total: int, room: int) -> Iterator[tuple[Cluster, int]]:
-    """Each cluster's K: its mean rounded down, then one more where most was lost, while the sum
-    allows it."""
-    sizes = [min(int(one.mean + 1e-6), room) for one in clusters]
+def _sized(
+    clusters: Sequence[Cluster], total: int, room: int, beside: int
+) -> Iterator[tuple[Cluster, int]]:
+    """Each cluster's K: its mean rounded down, then a step more where most was lost, while the sum
+    allows it. beside: the cache slots of sinks and ring."""
+    step = STEP if total >= 8 * STEP * sum(len(one.heads) for one in clusters) else 1
+    sizes = [min(int(one.mean + 1e-6 + beside) // step * step - beside, room) for one in clusters]
+    sizes = [one if one > 0 else one + step for one in sizes]
     counts = [len(one.heads) for one in clusters]
     free = total - sum(size * count for size, count in zip(sizes, counts, strict=True))
-    while fitting := [n for n, count in enumerate(counts) if count <= free and sizes[n] < room]:
+    while fitting := [
+        n for n, count in enumerate(counts) if count * step <= free and sizes[n] + step <= room
+    ]:
         n = max(fitting, key=lambda one: clusters[one].mean - sizes[one])
-        sizes[n] += 1
-        free -= counts[n]
+        sizes[n] += step
+        free -= counts[n] * step
     return zip(clusters, sizes, strict=True)

@@ -20,6 +20,7 @@ from snapexport.errors import UserError
 from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
 from snapexport.methods.head_budgets.spec import HeadBudgetOptions
 from snapexport.methods.repeat.measure import require_repeats, scores_of_texts
+from snapexport.runtime.engine.open_executor import BackendName
 
 LEAST = 64
 """Tokens of a text whose shares would be mostly rounding."""
@@ -89,7 +90,7 @@ class HeadBudgetMeasure(MethodMeasure):
         prompts: Prompts,
         source: Source,
         on_prompt: Callable[[], None],
-        backend: str | None = None,
+        backend: BackendName | None = None,
     ) -> tuple[str, Source, str]:
         budget, found, words = self._budget(build, prompts, on_prompt, backend)
         geometry = build.manifest.geometry
@@ -101,7 +102,7 @@ class HeadBudgetMeasure(MethodMeasure):
         build: Build,
         prompts: Prompts,
         on_prompt: Callable[[], None],
-        backend: str | None = None,
+        backend: BackendName | None = None,
     ) -> tuple[HeadBudget, Source, str]:
         """The budgets, and what is found of them, for programs and in words."""
         geometry, layers = build.manifest.geometry, build.manifest.model.num_hidden_layers

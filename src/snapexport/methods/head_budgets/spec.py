@@ -25,7 +25,7 @@ from snapexport.errors import UserError, require_at_least
 from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
 from snapexport.methods.method import Calibration, Method
 
-DEFAULT_GROUPS = 2
+DEFAULT_GROUPS = 4
 """Groups of a layer: each costs a decode step an attention of its own."""
 BUDGET = "heads"
 """The value of --budget."""

@@ -21,7 +21,7 @@ from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.methods.repeat.run import Repetition
 from snapexport.methods.repeat.spec import GRAPH, PIECE, repeated_chunk, repeated_starts, votes
-from snapexport.runtime.engine.open_executor import open_executor
+from snapexport.runtime.engine.open_executor import BackendName, open_executor
 
 
 class RepeatMeasure(MethodMeasure):
@@ -53,7 +53,7 @@ def require_repeats(build: Build) -> None:
 
 
 def scores_of_texts(
-    build: Build, texts: Prompts, backend: str | None = None
+    build: Build, texts: Prompts, backend: BackendName | None = None
 ) -> Iterator[tuple[list[int], dict[int, Array]]]:
     """Each text (token ids), and the largest attention that its repetition gives each position.
 
