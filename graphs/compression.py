@@ -210,10 +210,11 @@ def compress_graph(
     prompt_length = gs.Variable(names.PROMPT_LENGTH, np.int64, (1,))
     graph = gs.Graph(name="compress", opset=prefill.opset, inputs=[prompt_length])
     votes = voting(graph, graph_input(prefill, names.INPUT_IDS).shape[1])
+    voting_layers = {layer for layer, shape in geometry.widest.items() if shape.K}
     for layer, marker in caching_layers(prefill, geometry):
         ranks = sharing(prefill, latent=bool(marker.attrs["latent"]))
         states = prompt_states(layer, marker, geometry, options, prompt_length, ranks)
-        if geometry.shapes[layer].K:
+        if layer in voting_layers:
             scorer = votes.scorer(layer, marker, marker.inputs[0], prompt_length)
             states = replace(states, scorer=scorer)
         graph.inputs.extend([states.key, states.value, *votes.inputs(states)])

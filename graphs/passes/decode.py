@@ -45,9 +45,10 @@ class DecodeCache:
 
     def apply(self, graph: gs.Graph) -> None:
         compresses, shapes = self.geometry.compresses, self.geometry.shapes
+        sources = self.geometry.slots.read_by
         places, masks = self._places(graph), dict[int, gs.Tensor]()
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            if (source := self.geometry.slots.source(layer)) != layer:
+            if (source := sources[layer]) != layer:
                 attend_to_cache_of(graph, source, marker, self._cache_options)
                 continue
             shape = shapes[layer]

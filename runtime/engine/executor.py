@@ -163,7 +163,7 @@ class Executor:
         of a running request where no piece `keeps_row`, but no other prompt. The prediction is of
         the token after the piece. temperature, above 0: for graphs that divide by it.
         """
-        taker, token_ids = self._taker(piece.kind), tuple(prompt)
+        taker, token_ids = self.taker(piece.kind), tuple(prompt)
         self._last_prefilled = slot
         prediction = taker.take(slot, token_ids, piece, temperature)
         for follower in self._followers:
@@ -268,7 +268,8 @@ class Executor:
             self._rows.followers = self._decode.followers = ()
             self.backend.close()
 
-    def _taker(self, kind: str) -> Taker:
+    def taker(self, kind: str) -> Taker:
+        """What takes a kind of prefill work."""
         self._require_prefill()
         assert kind in self._takers, f"no graph is loaded that takes a {kind}"
         return self._takers[kind]

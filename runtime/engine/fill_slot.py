@@ -118,17 +118,24 @@ def kept_of_caches(memory: Memory, buffers: Buffers, manifest: Manifest) -> list
 
 
 def kept_of_layers(memory: Memory, buffers: Buffers, manifest: Manifest) -> list[Integers]:
-    """[Hkv,K] of each layer with a cache, K being the largest of its caches."""
+    """[Hkv,K] of each layer with a cache, K being the largest of its caches.
+
+    A head whose own cache holds a whole prompt keeps all that lies between the sinks and the ring
+    of the layer's smallest cache.
+    """
     geometry, kept = manifest.geometry, kept_of_caches(memory, buffers, manifest)
     if not geometry.slots.head_groups:
         return kept
-    kv_heads, *_ = manifest.model.kv_heads
-    widest = geometry.widest.values()
-    layers = [np.full((kv_heads, one.K), UNUSED, np.int64) for one in widest]
-    for one, positions in zip(geometry.slots.caches, kept, strict=True):
-        heads = range(kv_heads) if one.heads is None else one.heads
+    kv_heads, widest = manifest.model.kv_heads, geometry.widest.items()
+    layers = {n: np.full((kv_heads[n], one.K), UNUSED, np.int64) for n, one in widest}
+    length = int(memory.read(buffers[names.PROMPT_LENGTH])[0])
+    for one, shape, positions in zip(geometry.slots.caches, geometry.layers, kept, strict=True):
+        heads = range(kv_heads[one.layer]) if one.heads is None else one.heads
+        least = geometry.narrowest[one.layer]
+        if shape.is_whole(length):
+            positions = np.arange(least.L_sink, least.L_sink + least.eligible(length))[None]
         layers[one.layer][list(heads), : positions.shape[1]] = positions
-    return layers
+    return [*layers.values()]
 
 
 def _kept_of_cache(memory: Memory, buffers: Buffers, cache: int, heads: int) -> Integers:

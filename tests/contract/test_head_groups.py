@@ -30,7 +30,17 @@ PROMPTS = (1, 3, 20, 21, 26, 33, 40, 64, 96)
 
 FOUR = Case("qwen3-mha", budget="heads", head_budget=FOUR_HEADS, head_groups=4)
 
+WHOLE = ((7, 7), (6, 76))
+"""Over all layers: one head has room for the whole prompt, and the others keep few."""
+
+SHARED = ((0, 0), (4, 20), (0, 0), (18, 6), (), ())
+"""The last two layers read the caches of those before."""
+
 CASES = (
+    Case(head_budget=((3, 6), (33, 6)), budget="heads"),
+    Case(head_budget=WHOLE, budget="heads", K=24),
+    Case("gemma4_text.shared", budget="heads", head_budget=SHARED),
+    Case("gemma4_text.shared", budget="heads", head_budget=SHARED, prefill_chunk=96),
     Case(**HEADS),
     Case(**HEADS, target="portable"),
     Case(**HEADS, prefill_chunk=96),

@@ -192,7 +192,8 @@ def test_the_page_names_tokens_without_characters() -> None:
 )
 def test_the_page_says_how_many_positions_are_held(length: int, verdict: str) -> None:
     prompt = prompt_of("x" * length)
-    kept = [np.full((2, 6), -1), np.empty((2, 0), np.int64)]
+    held = np.arange(6) + 4 if length > 22 else np.full(6, -1)
+    kept = [np.tile(held, (2, 1)), np.empty((2, 0), np.int64)]
     assert Reader(render("a", prompt, GEOMETRY, kept)).texts["p"][0] == verdict
 
 
@@ -202,7 +203,7 @@ def test_the_page_lists_the_facts_of_the_cache() -> None:
         "prompt": "100 tokens",
         "policy": "snapstream",
         "layers × KV heads": "2 × 2",
-        "cache slots of a layer": "20–22",
+        "cache slots of a head": "20–22",
         "sinks": "0–4",
         "ring": "12–20",
         "kept by vote": "0–6",

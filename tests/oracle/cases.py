@@ -112,7 +112,7 @@ class Case:
         every = zip(_windows(config), masked.chunks(config), strict=True)
         rings = [ring for layer, ring in enumerate(every) if sources[layer] == layer]
         exact = [window or min(chunk, self.L_max) for window, chunk in rings]
-        sizes = [sorted(set(row)) for row in self.head_budget] or self._voted(exact)
+        sizes = [sorted(set(row)) for row in self.head_budget if row] or self._voted(exact)
         caches = [
             (0, ring, K, chunk) if ring else (self.L_sink, self.L_recent, K, 0)
             for ring, (_, chunk), of_layer in zip(exact, rings, sizes, strict=True)
@@ -174,7 +174,7 @@ def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:
     if case.head_budget:
         rows = tuple(tuple(map(float, row)) if any(row) else () for row in case.head_budget)
         options["head_budget"] = out.with_suffix(".heads.json")
-        text = HeadBudget(len(case.head_budget[0]), rows).text({})
+        text = HeadBudget(max(map(len, rows)), rows).text({})
         options["head_budget"].write_text(text)
     else:
         options["head_budget"] = None

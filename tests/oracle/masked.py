@@ -196,8 +196,9 @@ def caches_of(geometry: CacheGeometry, layer: int) -> list[CacheOf]:
     if not geometry.slots.head_groups:
         source = geometry.slots.source(layer)
         return [CacheOf(source, geometry.shapes[source], slice(None))]
-    first = sum(map(len, geometry.slots.head_groups[:layer]))
-    groups = enumerate(geometry.slots.head_groups[layer], start=first)
+    source = geometry.slots.source(layer)
+    first = sum(map(len, geometry.slots.head_groups[:source]))
+    groups = enumerate(geometry.slots.head_groups[source], start=first)
     return [CacheOf(cache, geometry.layers[cache], list(heads)) for cache, heads in groups]
 
 

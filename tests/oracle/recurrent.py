@@ -194,6 +194,18 @@ def require_turns_agree(
     return float(max(errors))
 
 
+def _by_cache(
+    kept: Sequence[NDArray[np.int64]], geometry: CacheGeometry
+) -> list[NDArray[np.int64]]:
+    """The kept positions of each cache. kept: [Hkv,K] of each layer with caches."""
+    by_layer = dict(zip(geometry.widest, kept, strict=False))
+    return [
+        by_layer[one.layer][slice(None) if one.heads is None else list(one.heads), : shape.K]
+        for one, shape in zip(geometry.slots.caches, geometry.layers, strict=True)
+        if one.layer in by_layer
+    ]
+
+
 def require_agreement(case: Case, lengths: Sequence[int], steps: int = STEPS) -> float:
     """Prompts in all batch slots, then tokens of all at once. Returns the largest difference."""
     build, errors = cases.build_of(case), []
@@ -204,7 +216,8 @@ def require_agreement(case: Case, lengths: Sequence[int], steps: int = STEPS) ->
     for slot, (prompt, following) in enumerate(zip(prompts, more, strict=True)):
         want = answer(case.checkpoint, prompt, following, build.manifest.geometry)
         errors.append(np.abs(executor.prefill_prompt(slot, prompt).logits - want.logits[0]).max())
-        for kept, expected in zip(executor.topk_positions() or (), want.kept, strict=False):
+        found = _by_cache(executor.topk_positions() or (), build.manifest.geometry)
+        for kept, expected in zip(found, want.kept, strict=False):
             assert np.array_equal(kept, expected), f"{case} L={len(prompt)}"
         wants.append(want)
     length = np.array(lengths)

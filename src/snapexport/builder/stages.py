@@ -56,6 +56,7 @@ def write_into(
 ) -> Build:
     """Write a whole build into an empty directory. verified: what was compared before."""
     traces, placed = trace_model(resolved, directory, progress)
+    resolved = _measure(resolved, traces, placed, directory, progress)
     progress.stage("surgery")
     graphs, segments = write_graphs(resolved, traces, directory)
     kept = traces.write(directory) if resolved.options.baseline else {}
@@ -63,6 +64,28 @@ def write_into(
     manifest = manifest_of(resolved, graphs, segments, kept, placed, directory)
     manifest.model_copy(update={"verified": verified}).write(directory)
     return Build.open(directory)
+
+
+def _measure(
+    resolved: ResolvedBuild,
+    traces: Traces,
+    placed: PlacedWeights,
+    directory: Path,
+    progress: Progress,
+) -> ResolvedBuild:
+    """Measure texts where a method does, with graphs of the geometry so far."""
+    for method in table.METHODS:
+        if method.measures(resolved.options.graph):
+            progress.stage("measuring texts")
+            graphs, _ = write_graphs(resolved, traces, directory)
+            kept = traces.write(directory)
+            manifest_of(resolved, graphs, {}, kept, placed, directory).write(directory)
+            measure, graph = method.part("measure"), resolved.options.graph
+            geometry = measure.measured(Build.open(directory), graph, progress.note)
+            resolved = replace(resolved, geometry=geometry)
+            for entry in (*graphs.values(), *kept.values()):
+                (directory / entry.file).unlink()
+    return resolved
 
 
 def trace_model(

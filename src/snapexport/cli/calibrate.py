@@ -21,6 +21,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, flag_of, needs_extra, require_at_least
 from snapexport.methods.method import Calibration, Method
 from snapexport.methods.table import METHODS
+from snapexport.runtime.engine.open_executor import BACKENDS
 
 if TYPE_CHECKING:
     from snapexport.compare.method import MethodMeasure
@@ -45,8 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, metavar="FILE", help="what was measured, as JSON"
     )
     for one in _calibrations():
-        if not one.is_default:
-            parser.add_argument(flag_of(one.flag), action="store_true", help=one.help)
+        parser.add_argument(flag_of(one.flag), action="store_true", help=one.help)
     parser.add_argument(
         "--passages",
         type=int,
@@ -61,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"tokens of each passage (default: the build's longest prompt, at most {LONGEST})",
     )
     add_progress(parser)
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        metavar="NAME",
+        help="what runs the graphs (default: ONNX Runtime on the CPU)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -70,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     build = Build.open(arguments.build)
     require_writable(arguments.out, "--out")
     with needs_extra("eval"):
-        from snapexport.measure.eval.documents import open_tokenizer, passages, read_documents
+        from snapexport.compare.documents import open_tokenizer, passages, read_documents
 
         documents = read_documents(arguments.documents)
         measure: MethodMeasure = _choose_method(arguments).part("measure")
@@ -82,7 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
     with whole_file(arguments.out, "--out") as write:
         with AnswerProgress(len(chosen), "passages") as progress:
             prompts = [passage.ids for passage in chosen]
-            text, found, words = measure.calibrate(build, prompts, source, progress.advance)
+            text, found, words = measure.calibrate(
+                build, prompts, source, progress.advance, arguments.backend
+            )
         write(text)
     if arguments.json:
         print(json.dumps({"file": str(arguments.out), **source, **found}))

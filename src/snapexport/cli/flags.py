@@ -151,8 +151,8 @@ def _add_flag(
     elif typing.get_origin(hint) is tuple:
         kind = typing.get_args(hint)[0]
         metavar, parse = _UNITS.get(field.name, (field.metadata.get("metavar"), kind))
-        metavar = metavar or _METAVARS[kind]
-        parser.add_argument(name, type=parse, nargs="+", metavar=metavar, **settings)
+        settings["nargs"] = field.metadata.get("nargs", "+")
+        parser.add_argument(name, type=parse, metavar=metavar or _METAVARS[kind], **settings)
     else:
         metavar, parse = _UNITS.get(field.name, (field.metadata.get("metavar"), hint))
         parser.add_argument(name, type=parse, metavar=metavar or _METAVARS[hint], **settings)

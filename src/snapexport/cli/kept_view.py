@@ -34,7 +34,7 @@ def kept_picture(
     """
     rows = [
         (_NAME.format(layer, head), place, positions[positions >= 0])
-        for (layer, place), of_layer in zip(geometry.widest.items(), kept, strict=True)
+        for (layer, place), of_layer in zip(geometry.narrowest.items(), kept, strict=True)
         for head, positions in enumerate(of_layer)
     ]
     lines = [_row(*row, prompt_length, width) for row in rows[:MOST_ROWS]]

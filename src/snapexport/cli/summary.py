@@ -231,11 +231,21 @@ def _cache_line(geometry: CacheGeometry) -> str:
         return f"full: every position up to {geometry.L_max}"
     layers = Counter(geometry.layers)
     parts = ", ".join(f"{_parts(layer)}{_times(layers, layer)}" for layer in layers)
+    if geometry.slots.head_groups:
+        parts = _by_head(geometry)
     line = f"{geometry.policy}: {parts} for prompts up to {geometry.longest_prompt}"
     if not any(layer.K for layer in layers):
         return line
     who, counted = geometry.vote.words
     return f"{line} ({who}, pool {geometry.vote.pool_kernel}; {counted})"
+
+
+def _by_head(geometry: CacheGeometry) -> str:
+    """The caches of KV heads that keep different numbers of positions."""
+    first = next(layer for layer in geometry.layers if layer.K)
+    kept = sorted(layer.K for layer in geometry.layers if layer.K)
+    parts = f"{first.L_sink} sinks + {first.L_recent} recent + {kept[0]} to {kept[-1]} kept by head"
+    return f"{parts}, {len(kept)} caches of {len(set(kept))} sizes,"
 
 
 def _parts(layer: LayerGeometry) -> str:

@@ -219,5 +219,5 @@ def _holds_all(manifest: Manifest, length: int) -> bool:
 
     The ring of a layer that slides always holds what the layer attends to.
     """
-    places, layers = manifest.geometry.widest.items(), manifest.model.layers
+    places, layers = manifest.geometry.narrowest.items(), manifest.model.layers
     return all(length <= place.size for index, place in places if not layers[index].reach)

@@ -5,7 +5,10 @@ from typing import Any, Protocol
 
 from snapexport.compare.loaders import Array, Feed
 from snapexport.contract.build_directory import Build
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import Manifest
+from snapexport.runtime.engine.open_executor import BackendName
 
 Prompts = Sequence[Sequence[int]]
 Source = dict[str, Any]
@@ -50,11 +53,26 @@ class MethodMeasure:
         """Tokens of a prompt that show nothing."""
         return 0
 
+    def measured(
+        self, build: Build, options: GraphOptions, note: Callable[[str], None]
+    ) -> CacheGeometry:
+        """The geometry of a build whose method `measures`, by its graphs of the first geometry.
+
+        note: takes a line for people. Raises UserError.
+        """
+        raise NotImplementedError
+
     def calibrate(
-        self, build: Build, prompts: Prompts, source: Source, on_prompt: Callable[[], None]
+        self,
+        build: Build,
+        prompts: Prompts,
+        source: Source,
+        on_prompt: Callable[[], None],
+        backend: BackendName | None = None,
     ) -> tuple[str, Source, str]:
         """Measure prompts: the text of a file, and what was found, for programs and in words.
 
         source: where the numbers come from, for the file. on_prompt: called after each prompt.
+        backend: what runs the graphs; None: the default. Raises UserError.
         """
         raise NotImplementedError

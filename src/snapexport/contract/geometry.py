@@ -104,10 +104,18 @@ class CacheGeometry:
     @property
     def widest(self) -> dict[int, LayerGeometry]:
         """The cache with the most slots of each layer that has caches of its own."""
-        by_layer: dict[int, list[LayerGeometry]] = {}
+        return {n: max(shapes, key=_K) for n, shapes in self._by_layer().items()}
+
+    @property
+    def narrowest(self) -> dict[int, LayerGeometry]:
+        """The cache with the fewest slots of each layer that has caches of its own."""
+        return {n: min(shapes, key=_K) for n, shapes in self._by_layer().items()}
+
+    def _by_layer(self) -> dict[int, list[LayerGeometry]]:
+        found: dict[int, list[LayerGeometry]] = {}
         for cache, shape in zip(self.slots.caches, self.layers, strict=True):
-            by_layer.setdefault(cache.layer, []).append(shape)
-        return {layer: max(shapes, key=lambda shape: shape.K) for layer, shapes in by_layer.items()}
+            found.setdefault(cache.layer, []).append(shape)
+        return found
 
     def head_slots(self, kv_heads: Sequence[int]) -> int:
         """Cache slots of all KV heads of all layers. kv_heads: of each layer."""
@@ -174,6 +182,10 @@ class CacheGeometry:
         """The uncompressed cache of the same model: the baseline."""
         slots = self.slots
         return CacheGeometry.full(self.L_max, slots.num_layers, cache_of=slots.cache_of)
+
+
+def _K(shape: LayerGeometry) -> int:
+    return shape.K
 
 
 def require_capacities(given: Collection[int], chunk: int, L_max: int) -> list[int]:

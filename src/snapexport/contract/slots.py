@@ -153,8 +153,9 @@ class Slots:
     """The cache slots of each cache. Raises UserError for invalid values.
 
     num_layers: of the model. L_sink, L_recent, K: of each cache. head_groups: the KV heads of each
-    cache; empty: each layer has one cache. cache_of: the layer whose cache each layer reads, its
-    own or an earlier one's; -1: none; empty: each its own. chunk: as in `LayerGeometry`.
+    cache of each layer; empty: each layer has one cache. cache_of: the layer whose caches each
+    layer reads, its own or an earlier one's; -1: none; empty: each its own. chunk: as in
+    `LayerGeometry`.
     """
 
     num_layers: int
@@ -183,7 +184,7 @@ class Slots:
 
     def _require_sources(self) -> None:
         sources = self.cache_of
-        has_layers = len(sources) == (0 if self.head_groups else self.num_layers)
+        has_layers = len(sources) == self.num_layers
         is_earlier = all(s == -1 or sources[s] == s <= layer for layer, s in enumerate(sources))
         if sources and not (has_layers and is_earlier):
             raise UserError(
@@ -220,9 +221,31 @@ class Slots:
         own = (layer for layer in range(self.num_layers) if self.source(layer) == layer)
         return tuple(CacheHeads(layer, layer, None) for layer in own)
 
-    def source(self, number: int) -> int:
-        """The number of the cache that a layer reads. A group of heads reads its own."""
-        return self.cache_of[number] if self.cache_of else number
+    def source(self, layer: int) -> int:
+        """The layer whose caches a layer reads."""
+        return self.cache_of[layer] if self.cache_of else layer
+
+    def numbers(self) -> Iterator[tuple[int, dict[int, CacheHeads]]]:
+        """Each layer that attends, and by number the caches that it reads.
+
+        The number is the cache's own in the layer that writes it. In layers that read another's
+        caches it is the layer's, or with head groups a further one.
+        """
+        further = self.num_caches
+        for layer in range(self.num_layers):
+            source = self.source(layer)
+            read = self.caches_of(source)
+            if source == layer or not self.head_groups:
+                yield layer, {one.cache if source == layer else layer: one for one in read}
+            else:
+                yield layer, {further + place: one for place, one in enumerate(read)}
+                further += len(read)
+
+    @property
+    def read_by(self) -> dict[int, int]:
+        """The number of the cache that is read under each number of `numbers`."""
+        found = [of_layer for _, of_layer in self.numbers()]
+        return {number: one.cache for read in found for number, one in read.items()}
 
     def caches_of(self, layer: int) -> tuple[CacheHeads, ...]:
         """A layer's own caches."""

@@ -99,7 +99,7 @@ def page_data(
     heads, ceil(tokens / 8)], the first position in the lowest bit.
     """
     length = len(prompt.offsets)
-    layers = zip(geometry.widest.values(), kept, strict=True) if kept else ()
+    layers = zip(geometry.narrowest.values(), kept, strict=True) if kept else ()
     return {
         "text": prompt.text,
         "tokens": length,
@@ -155,7 +155,7 @@ def render(
     length = len(prompt.offsets)
     parts = {
         "title": html.escape(title),
-        "verdict": html.escape(_verdict(geometry, length, bool(kept))),
+        "verdict": html.escape(_verdict(geometry, length, kept)),
         "facts": _facts(geometry, length, kept),
         "full": "" if kept else "full",
         "script": "\n".join(_asset(name) for name in _SCRIPTS),
@@ -174,12 +174,16 @@ def _json(value: Any) -> str:
     return _NOT_IN_HTML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def _verdict(geometry: CacheGeometry, length: int, compressed: bool) -> str:
+def _verdict(geometry: CacheGeometry, length: int, kept: Sequence[Positions]) -> str:
     """Say in a sentence how much of the prompt is kept."""
-    if not compressed:
+    if not kept:
         return "The cache is the full one: every position is kept, by every head of every layer."
-    regions = [layer_regions(place, length) for place in geometry.widest.values()]
-    held = [region["sinks"] + length - region["ring"] + region["kept"] for region in regions]
+    regions = [layer_regions(place, length) for place in geometry.narrowest.values()]
+    held = [
+        region["sinks"] + length - region["ring"] + int((row >= 0).sum())
+        for region, of_layer in zip(regions, kept, strict=True)
+        for row in of_layer
+    ]
     if min(held) == length:
         return f"All {length:,} positions are held: nothing was dropped."
     part = f"{100 * sum(held) / len(held) / length:.3g} %"
@@ -197,13 +201,13 @@ def _facts(geometry: CacheGeometry, length: int, kept: Sequence[Positions]) -> s
 
 
 def _cache_facts(geometry: CacheGeometry, length: int, heads: str) -> dict[str, str]:
-    layers = geometry.widest.values()
+    layers = geometry.narrowest.values()
     facts = {
         "layers × KV heads": f"{len(layers)} × {heads}",
-        "cache slots of a layer": _spell_range(place.cache_slots for place in layers),
+        "cache slots of a head": _spell_range(shape.cache_slots for shape in geometry.layers),
         "sinks": _spell_range(place.L_sink for place in layers),
         "ring": _spell_range(len(place.ring(length)) - place.spare for place in layers),
-        "kept by vote": _spell_range(place.kept(length) for place in layers),
+        "kept by vote": _spell_range(shape.kept(length) for shape in geometry.layers),
     }
     if any(place.K for place in layers):
         who, counted = geometry.vote.words

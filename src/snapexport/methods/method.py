@@ -92,6 +92,7 @@ class Method:
     vote_scores: bytes of the scores of one layer's vote over `slots` positions.
     report: what a summary says of every build, for programs.
     calibration: what its `measure` part measures on texts.
+    measures: whether a build measures texts, and makes its graphs again by what was found.
     words: lines about it in a summary, by their titles.
     """
 
@@ -123,6 +124,7 @@ class Method:
     vote_scores: Callable[[ModelFacts, CacheGeometry, int], int] | None = None
     report: Callable[[CacheGeometry, GraphOptions], Facts] = lambda geometry, options: {}
     calibration: Calibration | None = None
+    measures: Callable[[GraphOptions], bool] = lambda options: False
     words: Callable[[CacheGeometry, GraphOptions], Mapping[str, str]] = lambda geometry, options: {}
 
     def part(self, name: str) -> Any:

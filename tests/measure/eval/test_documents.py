@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from snapexport.compare.documents import lines_of, manual, passages, read_documents
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.eval.documents import lines_of, manual, passages, read_documents
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.records import Continuation, continuation_rows
 from snapexport.measure.eval.requests import in_chat

@@ -1,33 +1,39 @@
-"""calibrate: budgets by AdaKV's rule, of a file that build takes."""
+"""calibrate: budgets over all layers and heads, in a file that build takes."""
 
 import json
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.methods.head_budgets.groups import HeadBudget
-from snapexport.methods.head_budgets.measure import SAFEGUARD, share_budget
+from snapexport.methods.head_budgets.measure import choose
 from snapexport.vault import CHECKPOINT
 from tests.builds import build
 
+OPTIONS: Any = {"L_max": 512, "kv_budget": 64, "batch": 1, "prefill_chunk": 128}
 TEXT = "The river was quiet. " * 300
 
 
 @pytest.fixture(scope="module")
 def vault(tmp_path_factory: pytest.TempPathFactory) -> Build:
     out = tmp_path_factory.mktemp("calibrate") / "b"
-    return build(CHECKPOINT, out, L_max=512, kv_budget=64, batch=1, prefill_chunk=128)
+    return build(CHECKPOINT, out, baseline=True, **OPTIONS)
 
 
-def test_heads_share_what_their_votes_win_and_a_safeguard() -> None:
-    votes = torch.tensor([[0.9, 0.8, 0.7, 0.1], [0.6, 0.2, 0.3, 0.0]])
-    # Of the 4 highest votes head 0 has three: 0.9, 0.8 and 0.7.
-    want = [(1 - SAFEGUARD) * 3 + SAFEGUARD * 2, (1 - SAFEGUARD) * 1 + SAFEGUARD * 2]
-    assert share_budget(votes, 2) == pytest.approx(want)
-    assert sum(share_budget(votes, 2)) == pytest.approx(4)
+def test_the_best_positions_of_all_layers_are_shared_as_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    scores = {layer: rng.random((2, 40)).round(2) for layer in (0, 2, 3)}
+    places = list(product(range(2), range(40)))
+    every = [(-one[h, p], n, h, p) for n, one in scores.items() for h, p in places]
+    want = {n: [0, 0] for n in scores}
+    for _, layer, head, _ in sorted(every)[:50]:
+        want[layer][head] += 1
+    assert choose(scores, 50) == want
 
 
 def test_build_takes_what_calibrate_writes(
@@ -40,12 +46,18 @@ def test_build_takes_what_calibrate_writes(
     report = json.loads(capsys.readouterr().out)
     assert report["tokens"] == 256 and len(report["passages"]) == 2
     budget = HeadBudget.read(out)
-    for row, shape in zip(budget.layers, vault.manifest.geometry.layers, strict=True):
-        assert sum(row) == pytest.approx(shape.K * budget.kv_heads, rel=0.01)
-        assert min(row) >= SAFEGUARD * shape.K - 0.01
-    options = {"L_max": 512, "kv_budget": 64, "batch": 1, "prefill_chunk": 128}
-    made = build(CHECKPOINT, tmp_path / "b", head_budget=out, **options)
-    assert made.manifest.geometry.slots.head_groups
+    kept = vault.manifest.geometry
+    assert sum(map(sum, budget.layers)) == pytest.approx(
+        sum(shape.K * budget.kv_heads for shape in kept.layers), rel=0.02
+    )
+    made = build(CHECKPOINT, tmp_path / "b", head_budget=out, **OPTIONS)
+    slots = made.manifest.geometry.slots
+    held = slots.heads_held(made.manifest.model.kv_heads)
+    sizes = zip(held, made.manifest.geometry.layers, strict=True)
+    assert slots.head_groups and len(set(map(sum, budget.layers))) > 1
+    assert sum(heads * shape.K for heads, shape in sizes) == sum(
+        shape.K * budget.kv_heads for shape in kept.layers
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,3 +92,10 @@ def test_calibrate_refuses_a_build_that_does_not_vote(
     out = ["--out", str(tmp_path / "heads.json"), "--documents", str(tmp_path)]
     assert main(["calibrate", str(made.directory), *out]) == 2
     assert "has no vote to measure" in capsys.readouterr().err
+
+
+def test_a_build_measures_head_budgets_itself(tmp_path: Path) -> None:
+    made = build(CHECKPOINT, tmp_path / "b", calibrate=(), **OPTIONS)
+    files = {path.name for path in made.directory.iterdir()}
+    assert made.manifest.geometry.slots.head_groups
+    assert not {name for name in files if "trace" in name} and "compress.onnx" in files

@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from snapexport.compare.documents import read_documents
 from snapexport.contract.build_directory import Build
 from snapexport.contract.slots import LayerGeometry
-from snapexport.measure.eval.documents import read_documents
 from snapexport.measure.eval.grid import Grid, make_grid
 from snapexport.measure.options import EvalOptions
 from tools.studies.quality import vote_variants as simulated

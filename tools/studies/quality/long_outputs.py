@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from snapexport.measure.eval.documents import passages, read_documents
+from snapexport.compare.documents import passages, read_documents
 from snapexport.runtime.requests.llm import LLM
 
 PARTS = 4

@@ -16,8 +16,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from snapexport.compare.documents import passages, read_documents
 from snapexport.contract.build_directory import Build
-from snapexport.measure.eval.documents import passages, read_documents
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import load_tokenizer
 from snapexport.runtime.requests.request import SamplingParams

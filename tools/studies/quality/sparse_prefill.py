@@ -31,10 +31,10 @@ import onnx
 from onnx import helper
 from tokenizers import Tokenizer
 
+from snapexport.compare.documents import read_documents
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.pieces import CHUNK
-from snapexport.measure.eval.documents import read_documents
 from snapexport.measure.eval.haystack import Draws, join_words
 from snapexport.measure.eval.sample import most
 from snapexport.methods.sparse_prefill.spec import GRAPH, SparsePrefillOptions, sparse_prefill

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from filecmp import cmp
 
 import snapexport
+from snapexport.compare.documents import open_tokenizer, read_documents
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError, flag_of, needs_extra
 from snapexport.files.tokenizer_file import TOKENIZER
-from snapexport.measure.eval.documents import open_tokenizer, read_documents
 from snapexport.measure.eval.requests import Requests, frame_of
 from snapexport.measure.eval.sample import as_it_is
 from snapexport.measure.eval.side_by_side import HasPrompt, is_measured

@@ -12,6 +12,7 @@ from random import Random
 from string import ascii_lowercase, ascii_uppercase
 from uuid import UUID
 
+from snapexport.compare.documents import Prose
 from snapexport.measure.eval.sample import Task, Text
 from snapexport.vault.prompts import ADJECTIVES, KEYS, VALUES
 
@@ -30,10 +31,6 @@ _PROSE = (
     "A lamp is lit in the hall.",
     "Rain runs down the window.",
 )
-
-
-Prose = Callable[[Random], Iterator[str]]
-"""Endless lines of text that hold no needle, each with its newline; equal for equal seeds."""
 
 
 def sentences(rng: Random) -> Iterator[str]:

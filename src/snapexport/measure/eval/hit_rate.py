@@ -137,7 +137,7 @@ def _watch(
 
 
 def _count(vote: Vote, executor: Executor, length: int, step: int) -> None:
-    for (layer, place), kept in zip(vote.geometry.widest.items(), vote.kept, strict=True):
+    for (layer, place), kept in zip(vote.geometry.narrowest.items(), vote.kept, strict=True):
         if place.K:
             looked = _looked_at(executor, layer, length, step, place)
             vote.rate.add(step, layer, _mask(kept, looked, place), looked)

@@ -10,9 +10,9 @@ from itertools import product
 
 from tokenizers import Tokenizer
 
+from snapexport.compare.documents import Document, Passage, lines_of, manual, passages
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.eval.documents import Document, Passage, lines_of, manual, passages
 from snapexport.measure.eval.sample import Frame, Sample, Task, Text, as_it_is, continuing_ids
 from snapexport.measure.eval.tasks import TASKS, filler, tasks_in
 from snapexport.measure.options import EvalOptions

@@ -11,9 +11,8 @@ from typing import Self
 
 from tokenizers import Tokenizer
 
+from snapexport.compare.documents import Ids, opening_ids
 from snapexport.errors import UserError
-
-Ids = tuple[int, ...]
 
 FIRST_GUESS = 64
 """Lines of noise: enough to estimate what one costs, and quick to encode."""
@@ -189,16 +188,6 @@ def require_spells(tokenizer: Tokenizer, task: Task) -> None:
     """Raise a UserError for a tokenizer that can't spell a task: its counts would mean nothing."""
     if not _spells(tokenizer, task.excerpt()):
         raise _spelling_error(tokenizer, task.name)
-
-
-def opening_ids(tokenizer: Tokenizer, text: str) -> Ids:
-    """The ids of a text that opens a prompt: with special tokens before it, none after it."""
-    encoding = tokenizer.encode(text)
-    end = len(encoding)
-    special = encoding.special_tokens_mask
-    while end > 0 and special[end - 1]:
-        end -= 1
-    return tuple(encoding.ids[:end])
 
 
 def continuing_ids(tokenizer: Tokenizer, before: str, text: str) -> Ids:

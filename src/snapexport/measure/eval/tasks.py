@@ -12,13 +12,13 @@ from random import Random
 
 from tokenizers import Tokenizer
 
+from snapexport.compare.documents import Ids, Prose
 from snapexport.errors import UserError
 from snapexport.measure.eval import wordings
-from snapexport.measure.eval.haystack import Draws, HaystackTask, Prose
+from snapexport.measure.eval.haystack import Draws, HaystackTask
 from snapexport.measure.eval.sample import (
     FIRST_GUESS,
     TASKS,
-    Ids,
     Task,
     Text,
     continuing_ids,

@@ -23,6 +23,7 @@ from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import markers
 from snapexport.methods.calibrated.queries import LayerQueries, MeanQueries
 from snapexport.methods.calibrated.surgery import Rotation, rotation_of
+from snapexport.runtime.engine.open_executor import BackendName
 
 
 def _require_queries(build: Build) -> None:
@@ -120,8 +121,18 @@ class CalibratedMeasure(MethodMeasure):
         _require_queries(build)
 
     def calibrate(
-        self, build: Build, prompts: Prompts, source: Source, on_prompt: Callable[[], None]
+        self,
+        build: Build,
+        prompts: Prompts,
+        source: Source,
+        on_prompt: Callable[[], None],
+        backend: BackendName | None = None,
     ) -> tuple[str, Source, str]:
+        if backend not in (None, "onnxruntime"):
+            raise UserError(
+                f"--mean-queries is not supported with --backend {backend}",
+                "leave --backend out: queries are measured on the CPU",
+            )
         text = measure_mean_queries(build, prompts, on_prompt).text(source)
         count = _queries_of(build, prompts)
         return text, {"queries_of_a_head": count}, f"{count} queries of each head"

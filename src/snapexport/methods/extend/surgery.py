@@ -137,9 +137,9 @@ class ExtendCache:
         chunk = _Chunk(graph, self.recipe)
         storage = storage_of(self.recipe.options.cache_dtype)
         entries: dict[LayerGeometry, _Entries] = {}
-        states: dict[int, list[gs.Tensor]] = {}
+        states, sources = dict[int, list[gs.Tensor]](), self.geometry.slots.read_by
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            if (source := self.geometry.slots.source(layer)) != layer:
+            if (source := sources[layer]) != layer:
                 _attend(graph, marker, states[source])
                 continue
             shape = self.geometry.shapes[layer]

@@ -1,127 +1,132 @@
-"""Measures on texts how many positions each KV head of a layer should keep (AdaKV).
+"""Measures on texts how many positions each KV head of the model should keep.
 
-AdaKV (arXiv:2407.11550, Algorithm 1): of the votes of all heads of a layer together the H * K
-highest are taken, and a head gets as many positions as it has among them. A safeguard mixes this
-with equal budgets. AdaKV counts anew for each prompt; a static graph needs the mean over prompts.
+A position is worth to a KV head what the text's own repetition attends to it (KVzip,
+arXiv:2505.23416). Of all layers and heads together the best positions are chosen, as many as the
+build keeps of a text of that length. A head's budget is its mean share of them: a few heads look
+things up and keep most of a text, and most keep next to nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import onnx
-import torch
-from polygraphy.logger import G_LOGGER
 
-from snapexport.compare.loop import Loop
+from snapexport.compare.documents import manual, open_tokenizer, passages, read_documents
+from snapexport.compare.loaders import Array
 from snapexport.compare.method import MethodMeasure, Prompts, Source
-from snapexport.compare.reference import Attended
-from snapexport.compare.votes import window_scores
-from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.exclusions import require_compatible
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.errors import UserError
-from snapexport.methods.head_budgets.groups import HeadBudget
+from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
+from snapexport.methods.head_budgets.spec import HeadBudgetOptions
+from snapexport.methods.repeat.measure import require_repeats, scores_of_texts
+from snapexport.runtime.engine.open_executor import BackendName
 
-SAFEGUARD = 0.2
-"""AdaKV's alpha: the share of a head's budget that does not depend on its votes."""
-
-
-def _require_votes(build: Build) -> None:
-    """Raise UserError for a build without votes of single heads on a window."""
-    geometry = build.manifest.geometry
-    if "compress" not in build.manifest.graphs or not geometry.votes:
-        raise UserError(
-            f"{build.directory} has no vote to measure",
-            "calibrate with a build of --policy snapstream that prefills chunk by chunk",
-        )
-    if geometry.slots.head_groups or geometry.vote.vote_queries != "prompt":
-        raise UserError(
-            f"{build.directory} has head groups, or other --vote-queries than prompt",
-            "calibrate with a build of the same model without them",
-        )
-    build.require_run(command="calibrate")
-    require_compatible({"head_budget": True, **build.manifest.model.features})
-    if set(build.manifest.model.kv_heads) == {1}:
-        raise UserError(
-            f"the layers of {build.directory} have one KV head each: there is nothing to share",
-            "use --budget uniform or pyramid",
-        )
+LEAST = 64
+"""Tokens of a text whose shares would be mostly rounding."""
+PASSAGES, TOKENS = 8, 2048
+"""Of the texts that a build measures."""
 
 
-def measure_head_budget(
-    build: Build, prompts: Sequence[Sequence[int]], on_prompt: Callable[[], None]
-) -> HeadBudget:
-    """The mean budgets of all prompts (token ids), by a build with single heads' votes on a window.
+def choose(scores: Mapping[int, Array], total: int) -> dict[int, list[int]]:
+    """How many of the `total` best positions each head of each layer has.
 
-    on_prompt: called after each.
+    scores: by layer, [Hkv,n]. Equal ones go to the earlier layer, head and position.
     """
-    each = []
-    with G_LOGGER.verbosity(G_LOGGER.CRITICAL), Loop(build) as loop:
-        for prompt in prompts:
-            each.append(_of_prompt(build, loop, prompt))
-            on_prompt()
-    rows = [
-        tuple(np.mean(of_layer, axis=0).tolist()) if of_layer[0] else ()
-        for of_layer in zip(*each, strict=True)
-    ]
-    return HeadBudget(build.manifest.model.layer(0).kv_heads, tuple(rows))
+    flat = np.concatenate([one.ravel() for one in scores.values()])
+    is_best = np.zeros(flat.size, bool)
+    is_best[np.argsort(-flat, kind="stable")[:total]] = True
+    ends = np.cumsum([one.size for one in scores.values()])[:-1]
+    parts = zip(scores.items(), np.split(is_best, ends), strict=True)
+    return {n: part.reshape(one.shape).sum(1).tolist() for (n, one), part in parts}
 
 
-def share_budget(votes: torch.Tensor, K: int) -> list[float]:
-    """The budgets of one layer's heads, of mean K. votes: float [Hkv,n], of eligible positions."""
-    heads, count = votes.shape
-    best = votes.flatten().argsort(descending=True, stable=True)[: heads * K]
-    won = np.bincount(best.numpy() // max(count, 1), minlength=heads)
-    return [float((1 - SAFEGUARD) * share + SAFEGUARD * K) for share in won]
+def share_of_text(
+    geometry: CacheGeometry, scores: Mapping[int, Array], length: int
+) -> dict[int, list[float]]:
+    """Each head's share of the positions that are kept of a text.
 
-
-def _of_prompt(build: Build, loop: Loop, prompt: Sequence[int]) -> list[list[float]]:
-    """The budgets of each layer's heads; none for a layer that does not vote."""
-    states, scores = loop.prompt_states(prompt), _scores(build)
-    geometry, found = build.manifest.geometry, list[list[float]]()
-    for layer, shape in enumerate(geometry.layers):
-        if not shape.K:
-            found.append([])
-            continue
-        window, key = (
-            torch.from_numpy(np.asarray(states[name], np.float32))[0]
-            for name in (names.query_window(layer), names.present_key(layer))
-        )
-        attended = Attended(window, key[:, : len(prompt)], *scores[layer])
-        span = range(shape.L_sink, len(prompt) - shape.L_recent)
-        found.append(share_budget(window_scores(geometry.vote, attended, span), shape.K))
-    return found
-
-
-def _scores(build: Build) -> dict[int, tuple[float, float]]:
-    """Scale and soft cap of each voting layer's scores, as the compress graph has them."""
-    graph = onnx.load(build.graph("compress"), load_external_data=False).graph
-    found = {}
-    for node in graph.node:
-        if node.op_type == "SnapKVSelect":
-            attributes = {attribute.name: attribute.f for attribute in node.attribute}
-            layer = int(node.output[0].rpartition(".")[2])
-            found[layer] = attributes["scale"], attributes["softcap"]
-    return found
+    The ring and K are to the text as they are to L_max. scores: by layer, [Hkv,length].
+    """
+    part, first = length / geometry.L_max, geometry.widest[next(iter(scores))]
+    held = zip(geometry.slots.caches, geometry.layers, strict=True)
+    heads = {layer: len(one) for layer, one in scores.items()}
+    kept = sum(shape.K * one.count(heads[one.layer]) for one, shape in held if one.layer in heads)
+    span = slice(first.L_sink, length - max(1, round(part * first.L_recent)))
+    chosen = choose({n: one[:, span] for n, one in scores.items()}, max(1, round(part * kept)))
+    return {layer: [count / length for count in row] for layer, row in chosen.items()}
 
 
 class HeadBudgetMeasure(MethodMeasure):
     """Counts what each head needs, for `build --head-budget`."""
 
     def require(self, build: Build) -> None:
-        _require_votes(build)
+        """Raise UserError for a build that keeps no voted positions, or shows no scores."""
+        if not build.manifest.geometry.votes:
+            raise UserError(
+                f"{build.directory} has no vote to measure",
+                "calibrate with a build of --policy snapstream",
+            )
+        require_repeats(build)
 
     def least(self, build: Build) -> int:
-        return build.manifest.geometry.held_whole
+        return min(LEAST, build.manifest.geometry.L_max - 1)
+
+    def measured(
+        self, build: Build, options: GraphOptions, note: Callable[[str], None]
+    ) -> CacheGeometry:
+        self.require(build)
+        given, manifest = options.of(HeadBudgetOptions), build.manifest
+        texts = read_documents(given.calibrate) if given.calibrate else [manual()]
+        tokens = min(manifest.geometry.longest_prompt, TOKENS)
+        chosen = passages(texts, open_tokenizer(build.directory), tokens, PASSAGES)
+        budget, _, words = self._budget(build, [one.ids for one in chosen], lambda: None)
+        note(f"head budgets by {len(chosen)} passages of {tokens} tokens: {words}")
+        return with_head_groups(manifest.geometry, budget, manifest.model, given.most_groups)
 
     def calibrate(
-        self, build: Build, prompts: Prompts, source: Source, on_prompt: Callable[[], None]
+        self,
+        build: Build,
+        prompts: Prompts,
+        source: Source,
+        on_prompt: Callable[[], None],
+        backend: BackendName | None = None,
     ) -> tuple[str, Source, str]:
-        budget = measure_head_budget(build, prompts, on_prompt)
-        text = budget.text(source | {"cache_slots": build.manifest.geometry.held_whole})
-        most = max(max(row) / (sum(row) / len(row)) for row in budget.layers if row)
-        words = f"the head that needs most gets {most:.2f} times its layer's mean"
-        return text, {"largest_share_of_mean": round(most, 2)}, words
+        budget, found, words = self._budget(build, prompts, on_prompt, backend)
+        geometry = build.manifest.geometry
+        source = source | {"L_max": geometry.L_max, "cache_slots": geometry.held_whole}
+        return budget.text(source), found, words
+
+    def _budget(
+        self,
+        build: Build,
+        prompts: Prompts,
+        on_prompt: Callable[[], None],
+        backend: BackendName | None = None,
+    ) -> tuple[HeadBudget, Source, str]:
+        """The budgets, and what is found of them, for programs and in words."""
+        geometry, layers = build.manifest.geometry, build.manifest.model.num_hidden_layers
+        shares: list[dict[int, list[float]]] = []
+        for prompt, scores in scores_of_texts(build, prompts, backend):
+            shares.append(share_of_text(geometry, scores, len(prompt)))
+            on_prompt()
+        budget = mean_budget(shares, layers, geometry.L_max)
+        every = sorted((one for row in budget.layers for one in row), reverse=True)
+        quarter = sum(every[: -(-len(every) // 4)]) / max(sum(every), 1e-9)
+        words = f"a quarter of the heads gets {quarter:.0%} of the kept positions"
+        return budget, {"share_of_a_quarter": round(quarter, 3)}, words
+
+
+def mean_budget(
+    shares: Sequence[Mapping[int, Sequence[float]]], layers: int, L_max: int
+) -> HeadBudget:
+    """The mean of texts' shares, as positions of a prompt of L_max tokens."""
+    rows = {
+        layer: tuple((np.mean([one[layer] for one in shares], axis=0) * L_max).tolist())
+        for layer in shares[0]
+    }
+    kv_heads = max(map(len, rows.values()))
+    return HeadBudget(kv_heads, tuple(rows.get(layer, ()) for layer in range(layers)))
 
 
 MEASURE = HeadBudgetMeasure()

@@ -11,22 +11,21 @@ from snapexport.contract.rule import (
     KEEPS_ALL,
     LEAVE_OUT,
     NO_TOPK,
-    OTHER_HEADS,
     RANKS,
-    SHARED_CACHES,
     STATEFUL,
     STREAMING,
     Choice,
     Facts,
     Rule,
     flag,
+    some,
 )
-from snapexport.errors import UserError
+from snapexport.contract.targets import Target
+from snapexport.errors import UserError, require_at_least
 from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
 from snapexport.methods.method import Calibration, Method
 
-DEFAULT_GROUPS = 2
-MOST_GROUPS = 8
+DEFAULT_GROUPS = 4
 """Groups of a layer: each costs a decode step an attention of its own."""
 BUDGET = "heads"
 """The value of --budget."""
@@ -34,7 +33,8 @@ BUDGET = "heads"
 
 @dataclass(frozen=True, kw_only=True)
 class HeadBudgetOptions(MethodOptions):
-    """head_budget: the file. head_groups: most groups of a layer's KV heads.
+    """head_budget: the file. calibrate: texts by which the build makes it, () for Python's manual.
+    head_groups: most groups of a layer's KV heads.
 
     The manifest has the groups in its geometry.
     """
@@ -46,6 +46,16 @@ class HeadBudgetOptions(MethodOptions):
         metavar="FILE",
         recorded=False,
     )
+    calibrate: tuple[Path, ...] | None = option(
+        None,
+        "measure K of each KV head, over all layers, on text files or folders of them (default "
+        "texts: Python's manual)",
+        "",
+        metavar="PATH",
+        nargs="*",
+        recorded=False,
+        planned=False,
+    )
     head_groups: int | None = option(
         None,
         f"most groups of a layer's KV heads: a group's heads keep as many positions (default: "
@@ -56,10 +66,14 @@ class HeadBudgetOptions(MethodOptions):
 
     def __post_init__(self) -> None:
         most = self.head_groups
-        if most is not None and not 2 <= most <= MOST_GROUPS:
+        if most is not None:
+            require_at_least("--head-groups", most, 1)
+
+    def require_target(self, target: Target) -> None:
+        if self.calibrate is not None and target in ("tensorrt", "tensorrt-rtx"):
             raise UserError(
-                f"--head-groups {most} is not from 2 to {MOST_GROUPS}",
-                "use 2 to 4: each group costs a decode step an attention of its own",
+                f"--calibrate is not supported with --target {target}: it runs the graphs here",
+                "calibrate with a build for ONNX Runtime, and give its file as --head-budget",
             )
 
     @property
@@ -79,10 +93,12 @@ def reshape(
         heads = HeadBudget.read(given.head_budget)
     elif like is not None and like.slots.head_groups:
         heads = HeadBudget.of(like, model)
+    elif given.calibrate is not None:
+        return geometry  # until the build has measured
     else:
         raise UserError(
             "--budget heads needs the budget of each KV head",
-            "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
+            "measure it with --calibrate, or give a file as --head-budget",
         )
     return with_head_groups(geometry, heads, model, given.most_groups)
 
@@ -92,10 +108,11 @@ def facts(geometry: CacheGeometry) -> Facts:
     return {"head_budget": bool(geometry.slots.head_groups)}
 
 
+_CALIBRATED = Choice("--calibrate", {"calibrate": ()}, lambda f: f.get("calibrate") is not None)
 CHOICE = Choice(
     "--head-budget",
     {"head_budget": True},
-    lambda f: bool(f.get("head_budget")) or f.get("budget") == BUDGET,
+    lambda f: bool(f.get("head_budget")) or f.get("budget") == BUDGET or _CALIBRATED.holds(f),
 )
 _EQUAL = Choice(
     "--budget {budget}",
@@ -110,6 +127,13 @@ _NONE = Choice(
 )
 _GROUPED = flag("head_groups", 2)
 _RULES = (
+    Rule(
+        _CALIBRATED,
+        STATEFUL,
+        "a repeated text is taken back, and a state takes each token once",
+        "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
+    ),
+    Rule(_CALIBRATED, some("--head-budget", "head_budget", True), "it makes such a file"),
     Rule(CHOICE, FULL, KEEPS_ALL, LEAVE_OUT),
     Rule(_GROUPED, FULL, KEEPS_ALL, LEAVE_OUT),
     Rule(CHOICE, STREAMING, NO_TOPK, LEAVE_OUT),
@@ -120,9 +144,6 @@ _RULES = (
         "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
     ),
     Rule(CHOICE, _EQUAL, "it shares K among KV heads"),
-    Rule(CHOICE, OTHER_HEADS, "a file of head budgets has one number of KV heads", LEAVE_OUT),
-    Rule(CHOICE, SHARED_CACHES, "a group would have queries of several layers", LEAVE_OUT),
-    Rule(CHOICE, STATEFUL, "", LEAVE_OUT),
     Rule(CHOICE, RANKS, ""),
 )
 
@@ -137,5 +158,10 @@ HEAD_BUDGETS = Method(
     reshape=reshape,
     rules=_RULES,
     facts=facts,
-    calibration=Calibration("head_budgets", "", is_default=True),
+    measures=lambda options: options.of(HeadBudgetOptions).calibrate is not None,
+    calibration=Calibration(
+        "head_budgets",
+        "measure K of each KV head, for `build --head-budget`: the default",
+        is_default=True,
+    ),
 )

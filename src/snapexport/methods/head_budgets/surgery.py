@@ -17,7 +17,7 @@ from snapexport.graphs.passes.cache import of_heads, query_heads
 
 @dataclass(frozen=True)
 class HeadGroups:
-    """Replaces each attention marker of a trace by one for each of the layer's caches.
+    """Replaces each attention marker of a trace by one for each cache that the layer reads.
 
     Runs before the pass that adds the caches, which then finds a marker a cache.
     """
@@ -25,17 +25,17 @@ class HeadGroups:
     geometry: CacheGeometry
 
     def apply(self, graph: gs.Graph) -> None:
+        read = dict(self.geometry.slots.numbers())
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            caches = self.geometry.slots.caches_of(layer)
-            if len(caches) == 1:
-                marker.attrs["layer"] = caches[0].cache
+            groups = {number: cache.heads or () for number, cache in read[layer].items()}
+            if len(groups) == 1:
+                (marker.attrs["layer"],) = groups
             else:
-                groups = {cache.cache: cache.heads or () for cache in caches}
                 _split(graph, marker, groups)
 
 
 def _split(graph: gs.Graph, marker: gs.Node, groups: dict[int, tuple[int, ...]]) -> None:
-    """Replace a layer's marker. groups: the KV heads of each of its caches."""
+    """Replace a layer's marker. groups: by number, the KV heads of each cache that it reads."""
     attributes = dict(marker.attrs)
     inputs, (out,) = cut(graph, marker)
     query, key, value, *_ = inputs

@@ -1,11 +1,27 @@
-"""Repeats a prompt by the graphs themselves, for comparisons that don't trust the runtime."""
+"""Measures what a repeated prompt attends to.
+
+For comparisons, by the graphs themselves, without trust in the runtime; for calibrations, by the
+runtime on any backend.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 
+from snapexport.builder.derive import derive
+from snapexport.builder.graph_files import Traces
+from snapexport.builder.options import BuildOptions
+from snapexport.builder.staging import scratch
 from snapexport.compare.loaders import Array, Feed
-from snapexport.compare.method import MethodMeasure, Prefilled
+from snapexport.compare.method import MethodMeasure, Prefilled, Prompts
 from snapexport.contract import names
-from snapexport.methods.repeat.spec import GRAPH, repeated_chunk, repeated_starts
+from snapexport.contract.build_directory import Build
+from snapexport.contract.exclusions import require_compatible
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.methods.repeat.run import Repetition
+from snapexport.methods.repeat.spec import GRAPH, PIECE, repeated_chunk, repeated_starts, votes
+from snapexport.runtime.engine.open_executor import BackendName, open_executor
 
 
 class RepeatMeasure(MethodMeasure):
@@ -25,6 +41,52 @@ class RepeatMeasure(MethodMeasure):
             found = graphs.run_on(GRAPH, out, given)
             votes = {names.past_of(name): value for name, value in found.items()}
         return votes
+
+
+def require_repeats(build: Build) -> None:
+    """Raise UserError for a build whose prompts cannot be repeated to be measured."""
+    manifest = build.manifest
+    build.require_run(command="calibrate")
+    facts = {"vote_queries": "repeat", "tensor_parallel": manifest.tensor_parallel}
+    require_compatible(facts | manifest.model.features)
+    Traces.of(build)
+
+
+def scores_of_texts(
+    build: Build, texts: Prompts, backend: BackendName | None = None
+) -> Iterator[tuple[list[int], dict[int, Array]]]:
+    """Each text (token ids), and the largest attention that its repetition gives each position.
+
+    Scores are float32 [Hkv,n], by layer that votes. A text is fed twice, in a build that is derived
+    from `build`, whatever votes there. Raises UserError for a build without traces.
+    """
+    manifest, chunk = build.manifest, build.manifest.prefill_chunk
+    sizes = {"L_sink": 0, "L_recent": 1, "K": 1, "pool_kernel": 1, "prefill_chunk": chunk}
+    given = BuildOptions.of(
+        model="",
+        out=build.directory,
+        L_max=max(map(len, texts)) + chunk,
+        vote_queries="repeat",
+        **sizes,
+    )
+    plain = GraphOptions(share_weights=manifest.graph_options.share_weights)
+    with scratch(build.directory.resolve()) as folder:
+        geometry = given.geometry(manifest.model)
+        made = derive(build, geometry, folder / "repeated", plain, link_weights=True)
+        with closing(open_executor(made, backend=backend, role="prefill")) as executor:
+            for text in texts:
+                executor.prefill_prompt(0, text)
+                taker = executor.taker(PIECE)
+                assert isinstance(taker, Repetition)
+                read, held = executor.backend.memory.read, taker.votes
+                yield (
+                    list(text),
+                    {
+                        layer: np.array(read(held[votes(layer)])[0, :, : len(text)], np.float32)
+                        for layer in geometry.widest
+                        if votes(layer) in held
+                    },
+                )
 
 
 MEASURE = RepeatMeasure()

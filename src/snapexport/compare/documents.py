@@ -4,7 +4,7 @@ Knows no model and no cache.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, zip_longest
 from pathlib import Path
@@ -14,8 +14,6 @@ from textwrap import wrap
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError
-from snapexport.measure.eval.haystack import Prose
-from snapexport.measure.eval.sample import Ids, opening_ids
 from snapexport.runtime.requests.prompts import load_tokenizer
 
 SUFFIXES = (".txt", ".md", ".rst")
@@ -23,6 +21,11 @@ SUFFIXES = (".txt", ".md", ".rst")
 
 WIDTH = 120
 """Longer lines are broken, so that a prompt's length can be met."""
+
+
+Ids = tuple[int, ...]
+Prose = Callable[[Random], Iterator[str]]
+"""Endless lines of text that hold no needle, each with its newline; equal for equal seeds."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,16 @@ def passages(
             "give longer --documents, or ask for fewer tokens of each",
         )
     return found
+
+
+def opening_ids(tokenizer: Tokenizer, text: str) -> Ids:
+    """The ids of a text that opens a prompt: with special tokens before it, none after it."""
+    encoding = tokenizer.encode(text)
+    end = len(encoding)
+    special = encoding.special_tokens_mask
+    while end > 0 and special[end - 1]:
+        end -= 1
+    return tuple(encoding.ids[:end])
 
 
 def _cut(document: Document, tokenizer: Tokenizer, tokens: int) -> Iterator[Passage]:
