@@ -60,7 +60,7 @@ class Mlx(OfParts):
         require(name, weight, ("U32",), (rows, words_for(columns, bits)))
         for part in self.needed:
             require(f"{stem}.{part}", parts[part], FLOATS, (rows, groups.count))
-        weight = MlxWeight(
+        return MlxWeight(
             name=name,
             count=rows,
             groups=groups,
@@ -68,8 +68,7 @@ class Mlx(OfParts):
             weights=weight,
             scales=parts["scales"],
             biases=parts["biases"],
-        )
-        return weight.readable
+        ).readable
 
 
 def _size(given: dict[str, Any]) -> tuple[int, int | None]:
