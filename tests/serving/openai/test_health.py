@@ -68,7 +68,6 @@ def test_check_waits_for_no_prompt(stale: Served, monkeypatch: pytest.MonkeyPatc
             began = time.monotonic()
             assert health(stale)[0] == 200
             assert time.monotonic() - began < SECONDS / 10
-    assert len(stale.llm.requests) <= before + 3, "only the end of the last needs a probe"
 
 
 def test_silence_is_judged_by_the_longest_piece(monkeypatch: pytest.MonkeyPatch) -> None:
