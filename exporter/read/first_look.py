@@ -9,7 +9,7 @@ from typing import Any
 
 from snapexport.errors import needs_extra
 from snapexport.exporter.read import folders, hub_config, open_checkpoint
-from snapexport.exporter.read.checkpoint import SINGLE_FILE, Checkpoint
+from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.read.config_fields import longest_sequence
 
 _LIMITS = ("max_position_embeddings", "n_positions")
@@ -34,7 +34,7 @@ def look(model: str, *, needs_weights: bool) -> int | None:
         raise folders.without_config(path)
     config = Checkpoint.of_configs(path, {}).config
     if needs_weights and is_local and not any(path.glob("*.safetensors")):
-        raise folders.without_weights(path, SINGLE_FILE)
+        raise folders.without_weights(path, folders.SINGLE_FILE)
     text = config.get("text_config")
     return _limit(text if isinstance(text, dict) else config)
 
