@@ -13,7 +13,6 @@ import argparse
 import ast
 import json
 import re
-import statistics
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ LONGEST_FILE = 400
 BROUGHT = {
     "LoRA adapters": (644, 925, 4, 11, 270),
     "head budgets over the whole model, measured by a build": (177, 263, 0, 119, 59),
-    "MLX, torchao, and what other checkpoints have": (358, 624, 6, 34, 435),
+    "MLX, torchao, and what other checkpoints have": (358, 624, 6, 34, 439),
     "health beside long prompts, tools on any template": (211, 343, 2, 64, 168),
     "refusals in a second, units, wrapping, typing ahead": (662, 1025, 4, 141, 404),
     "products without rounded activations, further models": (141, 240, 0, 18, 162),
@@ -167,7 +166,6 @@ def figures(root: Path) -> list[Figure]:
         Figure(
             "prefill work in the scheduler", len(PREFILL_WORDS.findall(scheduler.read_text())), 0
         ),
-        Figure("mean width of a line", round(_width(python), 1)),
         Figure("lines of a function, median", lengths[len(lengths) // 2]),
         Figure("lines of a function, 90 %", lengths[len(lengths) * 9 // 10]),
     ]
@@ -230,12 +228,6 @@ def _functions(file: Path) -> Iterator[int]:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
             yield node.end_lineno - node.lineno + 1
-
-
-def _width(files: Iterable[Path]) -> float:
-    """Mean characters of the lines that are not blank."""
-    lines = (line for file in files for line in file.read_text().splitlines())
-    return statistics.fmean(len(line) for line in lines if line.strip())
 
 
 def _spelled(value: Value | None) -> str:
