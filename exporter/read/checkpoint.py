@@ -105,6 +105,11 @@ def _with_quantization(config: dict[str, Any], directory: Path) -> dict[str, Any
     return config if found is None else config | {QUANTIZATION: found}
 
 
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json as it is written. Raises UserError."""
+    return _read(directory / CONFIG)
+
+
 def _read(path: Path) -> dict[str, Any]:
     return read_object(path, CONFIG_BYTES, _DOWNLOAD_AGAIN, lenient=True)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from snapexport.errors import needs_extra
 from snapexport.exporter.read import folders, hub_config, open_checkpoint
-from snapexport.exporter.read.checkpoint import Checkpoint
+from snapexport.exporter.read.checkpoint import read_config
 from snapexport.exporter.read.config_fields import longest_sequence
 
 _LIMITS = ("max_position_embeddings", "n_positions")
@@ -32,7 +32,7 @@ def look(model: str, *, needs_weights: bool) -> int | None:
         if not is_local:
             return None  # a repository of other files
         raise folders.without_config(path)
-    config = Checkpoint.of_configs(path, {}).config
+    config = read_config(path)
     if needs_weights and is_local and not any(path.glob("*.safetensors")):
         raise folders.without_weights(path, folders.SINGLE_FILE)
     text = config.get("text_config")

@@ -149,7 +149,7 @@ def test_build_refuses_a_bad_checkpoint_and_leaves_nothing(
         ),
         (["--L-max", "1025"], "--L-max 1025 is above the model's position limit 1024"),
         (["--L-max", "0"], "--L-max 0"),
-        (["--L-max", "many"], "argument --L-max: invalid int value: 'many'"),
+        (["--L-max", "many"], "argument --L-max: 'many' is not a number of tokens"),
         (["--batch", "0"], "--batch 0"),
         (["--prefill-chunk", "65"], "--prefill-chunk 65"),
         (["--prefill-chunk", "4", "--L-obs", "5"], "--prefill-chunk 4"),

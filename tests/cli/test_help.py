@@ -13,7 +13,7 @@ SHOWN = {
     "plan": "memory model L_max policy kv_budget batch dtype weights target extend prefill_budget "
     "json",
     "build": "model out L_max policy kv_budget batch tokens_per_step dtype weights target baseline "
-    "verify overwrite calibrate extend prefill_budget json",
+    "verify overwrite adapter calibrate extend prefill_budget json",
     "generate": "build prompt prompt prompt_file chat system max_tokens temperature top_p seed "
     "stop backend baseline json",
     "chat": "build system max_tokens temperature top_p seed backend baseline json",

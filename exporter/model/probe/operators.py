@@ -200,9 +200,12 @@ def require_constant_ropes(config: Any, decoder: Any) -> None:
     ropes = {type(one): one for one in decoder.modules() if hasattr(one, "rope_type")}
     for module in ropes.values():
         kinds = set(config.layer_types) if _is_by_type(module) else {None}
-        if not all(_is_constant(module, config, kind) for kind in kinds):
+        for kind in kinds:
+            if _is_constant(module, config, kind):
+                continue
+            name = module.rope_type if kind is None else module.rope_type[kind]
             raise UserError(
-                f"RoPE of type '{module.rope_type}' changes its frequencies with the sequence's "
+                f"RoPE of type '{name}' changes its frequencies with the sequence's "
                 "length: keys in the cache would become invalid",
                 ROPES_THAT_WORK,
             )
