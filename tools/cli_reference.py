@@ -23,8 +23,9 @@ HEAD = """# Command line
 `snapexport COMMAND --help` shows examples and the flags that most people need, `--help-all` every
 flag, as this page does. Results go to standard output, progress and notes to standard error.
 Tokens may be written as 32k (32,768), budgets as a part of L_max (1/4), bytes as 16GiB. Wrong input
-ends with exit status 2 and two lines on standard error: `error:` says what is wrong, `hint:` what to do. A defect of snapexport ends with exit status 70 and
-`error: internal: ...`; `snapexport --traceback COMMAND ...` prints where it happened.
+ends with exit status 2 and two lines on standard error: `error:` says what is wrong, `hint:` what
+to do. A defect of snapexport ends with exit status 70 and `error: internal: ...`; `snapexport
+--traceback COMMAND ...` prints where it happened.
 
 """
 

@@ -202,7 +202,7 @@ def mark_rope(modeling: Any, inside: Any, decoder: Decoder) -> Iterator[None]:
     originals = {name: getattr(modeling, name) for name in marked}
     for name, function in marked.items():
         setattr(modeling, name, function)
-    rotary = getattr(inside, "rotary_emb", None)
+    rotary: Any = getattr(inside, "rotary_emb", None)
     if form and form.of_text:
         rotary.forward = functools.partial(_angles_of_text, form, rotary)
     if APPLY_COMPLEX in marked:

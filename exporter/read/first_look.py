@@ -56,10 +56,11 @@ def _limit_of_gguf(path: Path) -> int | None:
     folders.require_gguf(path)
     with needs_extra("build"):
         from snapexport.exporter.read.gguf import config, read_whole, tensors
+        from snapexport.exporter.read.gguf.header import own_metadata
 
         header = read_whole(path, tensors.block_sizes())
     family = config.record_of(header)
     assert family.gguf is not None
-    own = config.own_metadata(header, family.gguf.name)
+    own = own_metadata(header, family.gguf.name)
     rope = config.rope_scaling(own)
     return _limit({_LIMITS[0]: own.get("context_length"), "rope_scaling": rope})

@@ -363,8 +363,7 @@ def test_plan_json_bytes_add_up(plan_flags: list[str], capsys: pytest.CaptureFix
     rows = report["alternatives"]
     assert {row["batch"] for row in rows} == {2}
     assert [row["fits"] for row in rows] == [row["most_slots"] >= 2 for row in rows]
-    best = report["recommendation"]
-    counted = best["bytes"]
+    best, counted = report["recommendation"], report["recommendation"]["bytes"]
     parts = set(counted) - {"decode_resident", "prefill_peak"}
     assert sum(counted[part] for part in parts) == counted["prefill_peak"]
     assert best["left_bytes"] == report["memory_bytes"] - counted["prefill_peak"]
@@ -392,12 +391,10 @@ def test_plan_shows_no_row_above_the_memory(checkpoint: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "glm4_moe"])
 def test_plan_counts_the_weights_of_a_decoder_by_the_model(name: str, tmp_path: Path) -> None:
-    """Other paths than `model.layers`, and names that transformers changes."""
-    checkpoints.make(name, tmp_path / "m")
-    options = {"L_max": 96, "policy": "full", "batch": 1, "target": "portable"}
-    options |= {"prefill_chunk": 32}  # the traces are those of tests/architectures
-    built = build(tmp_path / "m", tmp_path / "b", **options)
+    checkpoints.make(name, tmp_path / "m")  # other paths than `model.layers`
+    given = {"L_max": 96, "policy": "full", "batch": 1, "target": "portable", "prefill_chunk": 32}
+    built = build(tmp_path / "m", tmp_path / "b", **given)
     files = [built.directory / weights.file for weights in built.manifest.weights]
     stored = sum(span.nbytes for file in files for span in read_header(file).values())
-    of_plan = BuildOptions.of(model=str(tmp_path / "m"), out=tmp_path, **options)
+    of_plan = BuildOptions.of(model=str(tmp_path / "m"), out=tmp_path, **given)
     assert stored_bytes(read_model(str(tmp_path / "m")), of_plan) == stored

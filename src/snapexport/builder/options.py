@@ -42,8 +42,7 @@ SEEN_OF_QUESTION = 10
 """Tokens of a question that the window sees, at least, before the chat template's tail."""
 
 DEFAULT_CHUNK = 512
-"""Long enough that arithmetic bounds a chunk's time on a GPU, short enough not to stall running
-streams."""
+"""Long enough for a GPU's arithmetic, short enough not to stall running streams."""
 CPU_CHUNK = 128
 """The same where only a CPU runs the graphs. Even a prompt of one token costs a whole chunk."""
 

@@ -90,16 +90,17 @@ WRITTEN = {
     SIZE: "SIZE as 16GiB or 16GB",
 }
 """How numbers may be written, by the metavars of their flags: the end of a help says it."""
-_UNITS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+_PARSERS: Mapping[str, Callable[[str], Any]] = {TOKENS: tokens, BUDGET: budget, SIZE: nbytes}
+_UNITS: Mapping[str, str] = {
     **dict.fromkeys(
-        "L_max L_sink L_obs prefill_chunk prefill_capacities short_chunks max_tokens lengths "
+        "L_max L_sink L_obs prefill_chunk prefill_capacities max_tokens lengths "
         "max_num_batched_tokens compress_every contexts continuation".split(),
-        (TOKENS, tokens),
+        TOKENS,
     ),
-    **dict.fromkeys("kv_budget L_recent K budgets prefill_budget".split(), (BUDGET, budget)),
-    "parked_dir_bytes": (SIZE, nbytes),
+    **dict.fromkeys("kv_budget L_recent K budgets".split(), BUDGET),
+    "parked_dir_bytes": SIZE,
 }
-"""(metavar, parser) of fields that are tokens, budgets or bytes."""
+"""Metavars of fields that are tokens, budgets or bytes; others name theirs in their metadata."""
 
 
 def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping[str, str]) -> None:
@@ -150,12 +151,19 @@ def _add_flag(
         parser.add_argument(name, choices=choices, **settings)
     elif typing.get_origin(hint) is tuple:
         kind = typing.get_args(hint)[0]
-        metavar, parse = _UNITS.get(field.name, (field.metadata.get("metavar"), kind))
+        metavar = _metavar(field, kind)
         settings["nargs"] = field.metadata.get("nargs", "+")
-        parser.add_argument(name, type=parse, metavar=metavar or _METAVARS[kind], **settings)
+        parse = _PARSERS.get(metavar, kind)
+        parser.add_argument(name, type=parse, metavar=metavar, **settings)
     else:
-        metavar, parse = _UNITS.get(field.name, (field.metadata.get("metavar"), hint))
-        parser.add_argument(name, type=parse, metavar=metavar or _METAVARS[hint], **settings)
+        metavar = _metavar(field, hint)
+        parse = _PARSERS.get(metavar, hint)
+        parser.add_argument(name, type=parse, metavar=metavar, **settings)
+
+
+def _metavar(field: "dataclasses.Field[Any]", kind: type) -> str:
+    found = _UNITS.get(field.name) or field.metadata.get("metavar")
+    return str(found or _METAVARS[kind])
 
 
 _METAVARS: dict[type, str] = {int: "N", float: "X", str: "NAME", Path: "DIR"}

@@ -126,7 +126,7 @@ def add_sampling(parser: argparse.ArgumentParser, helps: Mapping[str, str] = SAM
     """Add the fields of SamplingParams."""
     group, usual = parser.add_argument_group("sampling"), SamplingParams()
     found = {name: FROM_CONFIG.format(helps[name], getattr(usual, name)) for name in FIELDS}
-    flags.add_fields(group, SamplingParams, helps | found)
+    flags.add_fields(group, SamplingParams, {**helps, **found})
     parser.set_defaults(**dict.fromkeys(FIELDS))
     group.add_argument(
         "--no-generation-config",

@@ -12,6 +12,7 @@ import json
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -105,7 +106,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     checkpoint = checkpoint_of(given.file, given.work)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
     prompts = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": one}], add_generation_prompt=True, return_dict=True

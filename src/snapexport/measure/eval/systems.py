@@ -7,7 +7,7 @@ once and shared. Knows no task.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from snapexport.builder.options import DEFAULT_L_SINK, BuildOptions, cache_fields
 from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy
@@ -213,7 +213,7 @@ def _parse(name: str) -> tuple[Policy, Choices]:
         if field in changes:
             raise UserError(f"'{name}' has {field} twice", "leave one of them out")
         changes[field] = _value(name, field, value)
-    return policy, changes
+    return cast(Policy, policy), changes
 
 
 def _value(name: str, field: str, value: str) -> int | str | Path:

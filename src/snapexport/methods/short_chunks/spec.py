@@ -24,6 +24,7 @@ class ShortChunkOptions(MethodOptions):
         None,
         "tokens of shorter prefill steps, for turns and a prompt's rest; 0: none (default: "
         f"{USUAL} with --extend where graphs need no copy of the weights)",
+        metavar="TOKENS",
         recorded=False,
     )
 

@@ -101,6 +101,7 @@ class SparsePrefillOptions(MethodOptions):
         "sparse prefill: all chunks of a long prompt but the last attend to N positions of its "
         "past; 0: to all",
         "",
+        metavar="BUDGET",
     )
 
     def __post_init__(self) -> None:
