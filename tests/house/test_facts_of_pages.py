@@ -17,7 +17,7 @@ def text(page: str) -> str:
 def types_built() -> str:
     """As `make architectures` counted them."""
     (built,) = re.findall(r"(\d+) of \d+ types are built", text("docs/reference/architectures.md"))
-    return built
+    return str(built)
 
 
 def models_measured() -> int:
