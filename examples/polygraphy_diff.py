@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
-from polygraphy.comparator import Comparator, CompareFunc
+from polygraphy.comparator import Comparator, SimpleCompareFunc
 
 from snapexport.contract.build_directory import Build
 
@@ -28,6 +28,7 @@ runners = [
     for build in builds
 ]
 results = Comparator.run(runners, data_loader=[feeds])
-agree = Comparator.compare_accuracy(results, CompareFunc.simple(atol=1e-3, rtol=1e-3))
+within = SimpleCompareFunc(atol=1e-3, rtol=1e-3)
+agree = Comparator.compare_accuracy(results, compare_func=within)
 print("the graphs agree" if agree else "the graphs differ")
 sys.exit(not agree)

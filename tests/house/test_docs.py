@@ -49,6 +49,7 @@ OTHERS = {
     *("--dynamicPlugins", "--setPluginsToSerialize", "--plugins"),  # trtexec, polygraphy
     *("--gpus", "--model-control-mode", "--backend-config"),  # docker, tritonserver
     *("--discovery-backend", "--event-plane", "--http-port", "--request-plane"),  # dynamo.frontend
+    "--exit-timeout-secs",  # tritonserver
     "--no-deps",  # pip
     *("--recover", "--dry-run", "--import-mode", "--out", "--help"),  # tools of ours
     *("--quick", "--prepare", "--resume", "--set", "--work", "--write"),  # tools/studies/speed
@@ -60,6 +61,7 @@ ELSEWHERE = {
     "docs/operators.md",
     "engines/NAME.log",
     "engines/onnxruntime/",
+    "snapshots/REVISION/",
     "weights/model.norm.weight.safetensors",
 }
 """Files that the pages name and the repository does not have."""
