@@ -23,8 +23,8 @@ from snapexport.exporter.read.folders import (
     require_of_hub,
 )
 from snapexport.exporter.read.gguf import open_gguf
-from snapexport.exporter.read.unfinished import error_of, unfinished
-from snapexport.files.nearby import meant, near
+from snapexport.exporter.read.unfinished import error_of, find_unfinished
+from snapexport.files.nearby import did_you_mean, near
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = [*READ, *CONVERTIBLE, "*.json", "*.safetensors"]
@@ -42,7 +42,7 @@ def local_path(model: str) -> Path:
 
 
 def hub_config(model: str) -> Path:
-    """As `local_path`, but of a Hub id only its config.json is downloaded."""
+    """Find the model as `local_path` does, but download only config.json of a Hub id."""
     return _local(model) or _fetch(model, allow_patterns=[CONFIG])
 
 
@@ -74,7 +74,7 @@ def _fetch(model: str, **what: Any) -> Path:
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(
             f"'{model}' is not a local directory, and its download failed: {first_line(error)}",
-            f"{_meant(Path(model))}check the name, the network and `hf auth login`, or pass a "
+            f"{_similar(Path(model))}check the name, the network and `hf auth login`, or pass a "
             "local directory",
         ) from None
 
@@ -88,8 +88,8 @@ def _download(model: str) -> Path:
     return directory
 
 
-def _meant(path: Path) -> str:
-    return meant(near(path, CONFIG, GGUF))
+def _similar(path: Path) -> str:
+    return did_you_mean(near(path, CONFIG, GGUF))
 
 
 def _files_of(model: str, commit: str) -> list[str]:
@@ -105,7 +105,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Read configs and tensor headers. Raises UserError for what is missing or broken."""
     if path.is_dir():
         return Checkpoint.of_directory(path)
-    part = None if path.exists() else unfinished(path.parent, names_of(path.parent), path.name)
+    part = None if path.exists() else find_unfinished(path.parent, names_of(path.parent), path.name)
     if part and path.name in part.name:
         raise error_of(part, path.name, f"there is no {path}")
     if path.suffix == GGUF or path.is_file():
@@ -114,8 +114,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return open_gguf(path)
     raise UserError(
         f"no such directory: {path}",
-        f"{_meant(path)}--model takes a checkpoint directory, a GGUF file or a Hugging Face Hub id "
-        "(owner/name)",
+        f"{_similar(path)}--model takes a checkpoint directory, a GGUF file or a Hugging Face Hub "
+        "id (owner/name)",
     )
 
 

@@ -87,7 +87,7 @@ class Adapter:
 
     name: as a build records it. sha256: of its files. changed: {path of a module: {part: tensor}},
     where `.base_layer` at a path's end stands for another parameter of the same module. replaced:
-    {parameter: tensor}. parameters: names of those that are no layer's weight
+    {parameter: tensor}. parameters: names of those that are not a layer's weight
     (`target_parameters`). ties: an embedding and a head that share their weight still do.
     """
 

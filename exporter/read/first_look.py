@@ -17,12 +17,12 @@ _LIMITS = ("max_position_embeddings", "n_positions")
 
 
 def look(model: str, *, needs_weights: bool) -> int | None:
-    """The position limit of a model, or None where only transformers can tell.
+    """The position limit of a model, or None where only transformers knows.
 
     Raises UserError. Of a model of the Hub only config.json is fetched.
     """
     path = hub_config(model)
-    if path.is_file() or path.suffix == folders.GGUF:
+    if path.is_file() or (path.suffix == folders.GGUF and not path.is_dir()):
         return _limit_of_gguf(path)
     if not path.is_dir():
         open_checkpoint(path)  # which says what is wrong

@@ -16,9 +16,9 @@ from pathlib import Path
 from snapexport.errors import UserError
 from snapexport.exporter.read.unfinished import (
     error_of,
+    find_unfinished,
     is_unfinished,
     require_finished,
-    unfinished,
 )
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.files.untrusted import (
@@ -157,7 +157,7 @@ def require_files(path: Path) -> None:
 def without_config(folder: Path) -> UserError:
     """The error of a folder without config.json."""
     names = names_of(folder)
-    if part := unfinished(folder, names, CONFIG):
+    if part := find_unfinished(folder, names, CONFIG):
         return error_of(part, CONFIG, f"{folder} has no {CONFIG}")
     what, hint = _describe(folder, names)
     if not what and any(_SHARD.fullmatch(name) or name == "model.safetensors" for name in names):
@@ -169,7 +169,7 @@ def without_config(folder: Path) -> UserError:
 def without_weights(folder: Path, name: str) -> UserError:
     """The error of a folder whose config.json has no weights. name: of the file that lacks."""
     names = names_of(folder)
-    if part := unfinished(folder, names, name):
+    if part := find_unfinished(folder, names, name):
         return error_of(part, name, f"{folder} has no {name}")
     if SHARD_INDEX in names:
         return UserError(f"{folder} has no {name}", f"download {name} of the same repository")
@@ -183,7 +183,7 @@ def without_adapter(folder: Path) -> UserError:
     if not folder.is_dir():
         what = "a file" if folder.exists() else "not there"
         return UserError(
-            f"{folder} is no adapter: it is {what}",
+            f"{folder} is not an adapter: it is {what}",
             f"--adapter takes a folder of PEFT's, with {ADAPTER}, or a Hugging Face Hub id",
         )
     names = names_of(folder)
@@ -200,7 +200,7 @@ def without_adapter(folder: Path) -> UserError:
     elif CONFIG in names and ADAPTER not in names:
         what, hint = "it is a whole checkpoint", f"build it without --adapter: --model {folder}"
     said = f": {what}" if what else ""
-    return UserError(f"{folder} is no adapter with {lacks}{said}", hint)
+    return UserError(f"{folder} is not an adapter with {lacks}{said}", hint)
 
 
 def require_of_hub(model: str, folder: Path, names: Iterable[str]) -> None:
@@ -239,13 +239,13 @@ def left_out(folder: Path) -> tuple[str, ...]:
 
     And all but the last of keys that occur twice.
     """
-    notes = [f"{one} twice: the last is read" for one in _repeated(folder)]
+    notes = [f"{one} twice: the last is read" for one in _repeated_keys_of(folder)]
     if (folder / ADAPTER).is_file():
         notes.append(f"left out: the LoRA adapter of {ADAPTER}; --adapter {folder} merges it")
     return tuple(notes)
 
 
-def _repeated(folder: Path) -> Iterator[str]:
+def _repeated_keys_of(folder: Path) -> Iterator[str]:
     for name in (CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, SHARD_INDEX):
         with suppress(UserError, OSError, ValueError, RecursionError):
             for key in repeated_keys(read_bytes(folder / name, INDEX_BYTES, "")):
@@ -341,7 +341,7 @@ def _of_checkpoints_inside(folder: Path, names: list[str]) -> tuple[str, str] | 
 
 
 def _controls(path: Path) -> list[str]:
-    """What lies beside a GGUF file while it is downloaded."""
+    """Names of the files beside a GGUF file while it is downloaded."""
     return [] if path.is_dir() else names_of(path.parent)
 
 

@@ -17,10 +17,10 @@ _TypeOf = Callable[[str], type | None]
 def with_types(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """A config with its numbers in their fields' types, and which became whole."""
     changed: list[str] = []
-    return _converted(config, _class_of(config), changed), tuple(changed)
+    return _convert(config, _class_of(config), changed), tuple(changed)
 
 
-def _converted(
+def _convert(
     fields: Mapping[str, Any], of: Any, changed: list[str], type_of: _TypeOf | None = None
 ) -> dict[str, Any]:
     """of: the fields' class in transformers; None: they have none."""
@@ -30,7 +30,7 @@ def _converted(
         if isinstance(value, dict):
             all_whole = (lambda _: int) if name in _QUANTIZATION else None
             part = _class_of(value) or parts.get(name)
-            made[name] = _converted(value, part, changed, all_whole or type_of)
+            made[name] = _convert(value, part, changed, all_whole or type_of)
             continue
         made[name] = _as(known(name), value)
         if known(name) is int and repr(made[name]) != repr(value):

@@ -20,7 +20,7 @@ _OTHERS = ("adapter", "consolidated", "optimizer", "training")
 
 @dataclass(frozen=True)
 class Absent:
-    """What the index of a folder names, and no file has. files: {tensor: the file it names}."""
+    """Tensors that an index names, and no file has. files: {tensor: the file it names}."""
 
     folder: Path = Path()
     files: Mapping[str, str] = field(default_factory=dict)

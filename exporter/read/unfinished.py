@@ -15,7 +15,7 @@ _ENDS = (
 )
 _OF_WEIGHTS = (".safetensors", ".gguf", "Unconfirmed ")
 _CONTROL = ".aria2"
-"""Lies beside a file that has its name and its size from the beginning."""
+"""Is beside a file that has its name and its size from the beginning."""
 _OF_HUB = (".cache/huggingface/download", "../../blobs")
 """Where the Hub's client keeps a file until it is whole, by a hash in the place of its name."""
 
@@ -25,7 +25,7 @@ def is_unfinished(name: str) -> bool:
     return name.rpartition(".")[2].lower() in _ENDS and "." in name
 
 
-def unfinished(folder: Path, names: Iterable[str], wanted: str) -> Path | None:
+def find_unfinished(folder: Path, names: Iterable[str], wanted: str) -> Path | None:
     """The unfinished download of a file that is not there, or else one of other weights."""
     found = [folder / name for name in names if is_unfinished(name)]
     found = [path for path in found if any(one in path.name for one in (wanted, *_OF_WEIGHTS))]

@@ -44,7 +44,7 @@ class Opened:
 
     @property
     def changed(self) -> dict[str, Tensor]:
-        """What the adapter changed, by the model's names."""
+        """The tensors that the adapter changed, by the model's names."""
         return {name: self.checkpoint.tensors[name] for name in self.places}
 
     @property
@@ -55,12 +55,12 @@ class Opened:
         return [(one.form.bits, prod(one.shape)) for one in found if id(one) not in changed]
 
     @property
-    def _changed(self) -> list[Adapted]:
+    def _changes_of(self) -> list[Adapted]:
         both = *self.stored.tensors.values(), *self.checkpoint.tensors.values()
         return [one for one in both if isinstance(one, Adapted)]
 
     def notes(self, model: str, *, keeps: bool) -> list[str]:
-        """What an adapter means for a build of `model`. keeps: whether integers stay so."""
+        """The adapter of a build of `model`. keeps: whether integers stay so."""
         if self.adapter is None:
             return []
         base, texts = self.adapter.base, list[str]()
@@ -85,7 +85,7 @@ def with_adapter(stored: Checkpoint, decoder: Decoder, adapter: Adapter, load: L
     """Merge. load: makes a decoder of a checkpoint. Raises UserError for what can't be merged."""
     changes = Changes(adapter, decoder, stored)
     if changes.split_a_tie:
-        stored = _untied(stored, decoder)
+        stored = _untie(stored, decoder)
         decoder = load(stored)
         if decoder.names.tied:
             raise UserError(
@@ -93,13 +93,13 @@ def with_adapter(stored: Checkpoint, decoder: Decoder, adapter: Adapter, load: L
                 "it always equals in this model",
                 MERGE,
             )
-    stored = _changed(stored, changes.of_stored, adapter)
+    stored = _changes_of(stored, changes.of_stored, adapter)
     converted = conversion.by_model_names(stored, decoder)
     kept = (text for text in stored.left_out if text not in folders.left_out(adapter.folder))
     notes = (*kept, *changes.left_out)
     return Opened(
         replace(stored, left_out=notes),
-        _changed(converted, changes.of_model, adapter),
+        _changes_of(converted, changes.of_model, adapter),
         decoder,
         adapter,
         frozenset(changes.of_model) | frozenset(changes.stacks),
@@ -107,7 +107,7 @@ def with_adapter(stored: Checkpoint, decoder: Decoder, adapter: Adapter, load: L
     )
 
 
-def _changed(
+def _changes_of(
     checkpoint: Checkpoint, changes: Mapping[str, list[Change]], adapter: Adapter
 ) -> Checkpoint:
     tensors = dict(checkpoint.tensors)
@@ -140,7 +140,7 @@ def _require_shape(name: str, shape: tuple[int, ...], change: Change, adapter: A
     )
 
 
-def _untied(stored: Checkpoint, decoder: Decoder) -> Checkpoint:
+def _untie(stored: Checkpoint, decoder: Decoder) -> Checkpoint:
     """With a head of its own, equal to the embedding."""
     places = conversion.targets(stored.tensors, decoder)
     own = {place: stored.tensors[name] for name, place in places.items()}

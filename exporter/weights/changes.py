@@ -41,7 +41,7 @@ def other_base(adapter: Adapter) -> str:
 
 @dataclass(frozen=True)
 class Changes:
-    """What an adapter changes: parameters of the model, and stored tensors that stacks have."""
+    """The changes of an adapter: parameters of the model, and stored tensors that stacks have."""
 
     adapter: Adapter
     decoder: Decoder
@@ -79,7 +79,7 @@ class Changes:
         both = {*tied, *tied.values()}
         return not self.adapter.ties and not both.isdisjoint(self.of_model)
 
-    def _listed(self) -> Iterator[tuple[str, Change]]:
+    def _list_of(self) -> Iterator[tuple[str, Change]]:
         """Each change with a parameter's name, those before others that others build on."""
         yield from self.adapter.replaced.items()
         for path, parts in self.adapter.changed.items():
@@ -117,7 +117,7 @@ class Changes:
         wrapped: list[str],
         parts: Mapping[str, TensorSpan],
     ) -> tuple[str, Change]:
-        """Of `target_parameters`: peft wraps a module once for each, the first one innermost."""
+        """List `target_parameters`: peft wraps a module once for each, the first one innermost."""
         place = len(wrapped) - 1 - path.count(_BASE, len(own))
         if not 0 <= place < len(wrapped):
             raise UserError(
@@ -138,7 +138,7 @@ class Changes:
         turned = experts > 1 and getattr(module, "is_transposed", False)
         return name, LowRank(name, a, b, scaling, experts, turned)
 
-    def _wrapped(self, path: str, module: nn.Module) -> list[str]:
+    def _wraps(self, path: str, module: nn.Module) -> list[str]:
         """The names of a module's own parameters that `target_parameters` names, in its order."""
         ends = tuple(f".{name}" for name in self.adapter.parameters)
         own = [name for name, _ in module.named_parameters(recurse=False)]
@@ -176,7 +176,7 @@ class Changes:
         return path, None
 
     def _of_text(self, name: str) -> str:
-        """The name in a vision-language model of what its text model has alone."""
+        """The name in a vision-language model of what its text model has for itself."""
         return f"{self.decoder.names.decoder}.{name.removeprefix(_MODEL)}"
 
     @cached_property

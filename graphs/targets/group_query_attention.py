@@ -2,7 +2,7 @@
 
 The operator writes in place, never forms the [C,T] scores, and costs time in proportion to the
 valid length, not to the cache. It refuses several rows after a past in a batch of several, values
-of another width than keys, and widths that are no multiple of 8; standard_attention.py handles
+of another width than keys, and widths that are not a multiple of 8; standard_attention.py handles
 them.
 
 It can only append a row after the valid ones, and a ring's new row is often not the last. So for a

@@ -140,7 +140,7 @@ class ChatPrompts:
         self._require_short([text])
         return text
 
-    def _shown(self, chat: Chat) -> Chat:
+    def _show(self, chat: Chat) -> Chat:
         """The chat with tools, calls and results as texts, where the template shows none."""
         if not self._habits.shows_calls:
             chat = replace(chat, messages=generic_tools.with_history(chat.messages))

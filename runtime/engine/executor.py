@@ -269,7 +269,7 @@ class Executor:
             self.backend.close()
 
     def taker(self, kind: str) -> Taker:
-        """What takes a kind of prefill work."""
+        """The taker of a kind of prefill work."""
         self._require_prefill()
         assert kind in self._takers, f"no graph is loaded that takes a {kind}"
         return self._takers[kind]

@@ -120,7 +120,7 @@ def kept_of_caches(memory: Memory, buffers: Buffers, manifest: Manifest) -> list
 def kept_of_layers(memory: Memory, buffers: Buffers, manifest: Manifest) -> list[Integers]:
     """[Hkv,K] of each layer with a cache, K being the largest of its caches.
 
-    A head whose own cache holds a whole prompt keeps all that lies between the sinks and the ring
+    A head whose own cache holds a whole prompt keeps all between the sinks and the ring
     of the layer's smallest cache.
     """
     geometry, kept = manifest.geometry, kept_of_caches(memory, buffers, manifest)

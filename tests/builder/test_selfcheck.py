@@ -51,7 +51,7 @@ def test_a_model_that_passes_the_mask_by_its_name_is_compared(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_model_with_code_for_eager_attention_alone_is_compared(tmp_path: Path) -> None:
+def test_a_model_with_code_for_only_eager_attention_is_compared(tmp_path: Path) -> None:
     checkpoints.make("gpt2.scaled", tmp_path / "m")
     assert build(tmp_path / "m", tmp_path / "b", **OPTIONS).manifest.verified is not None
 

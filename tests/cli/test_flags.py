@@ -26,7 +26,7 @@ def test_budgets_are_parts_of_the_longest_prompt(text: str, slots: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "k", "1.3", "32kb", "1.0003k", "1/0", "-1/4", "1/4k", "x%"])
-def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
+def test_what_is_not_a_number_of_tokens_is_refused(text: str) -> None:
     for kind in flags.tokens, flags.budget:
         with pytest.raises(argparse.ArgumentTypeError, match="is not a number of tokens"):
             kind(text)

@@ -52,7 +52,7 @@ def test_time_left_counts_what_later_chunks_cost(later: float) -> None:
         pace.add(chunk, now)
         now += 1 + later * chunk
     left = sum(1 + later * chunk for chunk in range(4, 20))
-    assert pace.left(20) == pytest.approx(left, rel=1e-6)
+    assert pace.remaining(20) == pytest.approx(left, rel=1e-6)
 
 
 def test_time_left_follows_only_from_chunks_that_were_run(monkeypatch: pytest.MonkeyPatch) -> None:

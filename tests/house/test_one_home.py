@@ -13,7 +13,10 @@ PACKAGE = Path(snapexport.__file__).parent
 HOMES = {
     "safetensors headers": (r"data_offsets", {"files/safetensors.py"}),
     "binary headers": (r"\"<Q\"", {"files/safetensors.py", "exporter/read/gguf/header.py"}),
-    "unfinished files": (r"[\"'.]partial\b[\"'-]", {"files/whole.py", "builder/staging.py"}),
+    "unfinished files": (
+        r"[\"'.]partial\b[\"'-]",
+        {"files/whole.py", "builder/staging.py", "exporter/read/unfinished.py"},
+    ),
     "renames": (r"os\.(rename|replace)\(|\w\.rename\(", {"builder/staging.py"}),
     "hard links": (r"os\.link\(", {"exporter/weights/place.py", "measure/eval/loaded_systems.py"}),
     "bytes for people": (r"/ 2\*\*[123]0|/ \(1 <<|\{[^}]*\} ?[KMG]iB", {"contract/memory.py"}),

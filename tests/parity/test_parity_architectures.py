@@ -47,7 +47,7 @@ TARGETS = ("onnxruntime", "portable", "openvino")
 
 @pytest.mark.parametrize("target", [TARGETS[0], *(_slow(one) for one in TARGETS[1:])])
 @pytest.mark.parametrize("width", [20, _slow(12), _slow(36)])
-def test_heads_whose_width_is_no_multiple_of_8(width: int, target: str) -> None:
+def test_heads_whose_width_is_not_a_multiple_of_8(width: int, target: str) -> None:
     case = Case(f"llama-{width}", target=target, L_max=160, baseline=True)
     assert_agrees(case, (12, 33, 97))
     assert_agrees_with_plain(cases.built(case, "baseline-"), case.checkpoint, (1, 65), str(case))

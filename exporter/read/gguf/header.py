@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.errors import UserError
-from snapexport.files.nearby import meant, near
+from snapexport.files.nearby import did_you_mean, near
 from snapexport.files.untrusted import HEADER_BYTES, open_regular
 
 NUMBERS = {
@@ -177,7 +177,7 @@ def read_header(path: Path, blocks: BlockSizes) -> GgufHeader:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return GgufHeader(path, *_parse(content, size, blocks))
     except FileNotFoundError:
-        found = meant(near(path, "config.json", path.suffix))
+        found = did_you_mean(near(path, "config.json", path.suffix))
         raise UserError(
             f"no such file: {path}", f"{found}check the path of the GGUF file"
         ) from None

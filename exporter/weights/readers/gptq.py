@@ -76,7 +76,7 @@ class Gptq(OfParts):
         dynamic = _dynamic(given.pop("dynamic", None))
         notes = left_out_of({"": {"input_activations": given.pop("activation", None)}}, None)
         require_values(cls.kind, given, _VALUES, _NEUTRAL)
-        symmetric = agreed("sym", (given, *dynamic.values()))
+        symmetric = common_value("sym", (given, *dynamic.values()))
         return cls(bits, group, formats != {"gptq_v2"}, bool(dynamic), symmetric, notes)
 
     def weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
@@ -124,8 +124,8 @@ class Gptq(OfParts):
         return groups
 
 
-def agreed(name: str, tables: Iterable[Mapping[str, Any]]) -> bool | None:
-    """What tables of modules say of a key; None if it isn't one thing."""
+def common_value(name: str, tables: Iterable[Mapping[str, Any]]) -> bool | None:
+    """The value that tables of modules give of a key; None if it isn't one thing."""
     found = {one[name] for one in tables if isinstance(one.get(name), bool)}
     return found.pop() if len(found) == 1 else None
 
@@ -191,7 +191,7 @@ def read_auto_round(given: dict[str, Any]) -> Quantization:
     quantized = {name: one for name, one in layers.items() if not _is_whole(one)}
     for keys in (given, *quantized.values()):
         require_values("auto-round", keys, {}, (*_OF_WEIGHTS, "sym"))
-    symmetric = agreed("sym", (given, *quantized.values()))
+    symmetric = common_value("sym", (given, *quantized.values()))
     if packing == _AWQ:
         return Awq.of(weights | {"zero_point": not symmetric})
     dynamic: dict[str, Any] = {name: {} for name in layers}

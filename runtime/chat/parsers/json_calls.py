@@ -152,7 +152,7 @@ class JsonReader:
         return self._pass_on(text, end, self._calls(text[self._start : end]))
 
     def _read_text(self, text: str) -> Found | None:
-        """Pass on an object that is no call up to its end: no call begins within it."""
+        """Pass on an object that is not a call up to its end: no call begins within it."""
         if (end := self._json.find(text)) is not None:
             return Found(end)
         length = self._json.let_go()

@@ -81,7 +81,7 @@ def _measure(
             kept = traces.write(directory)
             manifest_of(resolved, graphs, {}, kept, placed, directory).write(directory)
             measure, graph = method.part("measure"), resolved.options.graph
-            geometry = measure.measured(Build.open(directory), graph, progress.note)
+            geometry = measure.measure_geometry(Build.open(directory), graph, progress.note)
             resolved = replace(resolved, geometry=geometry)
             for entry in (*graphs.values(), *kept.values()):
                 (directory / entry.file).unlink()

@@ -19,7 +19,7 @@ import snapexport
 from snapexport.cli.help import Parser
 from snapexport.cli.signals import end_on_signals
 from snapexport.errors import UserError, first_line
-from snapexport.files.nearby import closest, meant
+from snapexport.files.nearby import closest, did_you_mean
 
 
 class _Commands(Mapping[str, Any]):
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_on_signals()
     words = sys.argv[1:] if argv is None else argv
     try:
-        arguments = parser(_named(words)).parse_args(words)
+        arguments = parser(_names_in(words)).parse_args(words)
         from snapexport.cli import progress
 
         progress.choose(getattr(arguments, "progress", "auto"))
@@ -96,10 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _print_internal(error, words)
 
 
-def _named(words: Sequence[str]) -> Iterable[str]:
+def _names_in(words: Sequence[str]) -> Iterable[str]:
     """The command of the words, whose module is the only one to load; all without one.
 
-    Raises UserError for a word that is no command.
+    Raises UserError for a word that is not a command.
     """
     word = next((word for word in words if not word.startswith("-")), None)
     if word is None:
@@ -107,7 +107,7 @@ def _named(words: Sequence[str]) -> Iterable[str]:
     if word not in COMMANDS:
         raise UserError(
             f"there is no command '{word}'",
-            f"{meant(closest(word, COMMANDS))}see `snapexport --help`",
+            f"{did_you_mean(closest(word, COMMANDS))}see `snapexport --help`",
         )
     return [word]
 

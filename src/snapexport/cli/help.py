@@ -16,7 +16,7 @@ from rich.text import Text
 
 from snapexport.cli.flags import GROUPS, WRITTEN
 from snapexport.errors import UserError
-from snapexport.files.nearby import closest, marked, meant
+from snapexport.files.nearby import closest, did_you_mean, folders_with
 
 WIDEST = 100
 LONGEST_CHOICES = 36
@@ -143,7 +143,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         example = ""
-        if message.endswith(": BUILD") and (builds := marked(Path(), "manifest.json")):
+        if message.endswith(": BUILD") and (builds := folders_with(Path(), "manifest.json")):
             example = f"name one, such as {builds[0]}; "
         raise UserError(message, f"{example}see `{self.prog} --help`")
 
@@ -181,7 +181,7 @@ class Parser(argparse.ArgumentParser):
         known = self._option_string_actions
         flag = _ELSEWHERE.get(name.lstrip("-").replace("_", "-"))
         found = next((one for one in (flag or "").split() if one in known), closest(name, known))
-        hint = meant(found if name.startswith("-") else None)
+        hint = did_you_mean(found if name.startswith("-") else None)
         if not name.startswith("-") and any(one.dest == "prompt" for one in self._actions):
             hint = "put a prompt of several words in quotes; "
         raise UserError(
@@ -194,7 +194,7 @@ class Parser(argparse.ArgumentParser):
             flag = action.option_strings[0] if action.option_strings else str(action.metavar)
             raise UserError(
                 f"{flag} '{value}' is not known",
-                f"{meant(closest(str(value), map(str, action.choices)))}choose from "
+                f"{did_you_mean(closest(str(value), map(str, action.choices)))}choose from "
                 f"{_choices(action)}",
             )
 

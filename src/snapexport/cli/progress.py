@@ -48,7 +48,7 @@ def choose(mode: Mode) -> None:
 
 
 class Pace:
-    """Tells the time that is left, of work whose later parts may cost more.
+    """Estimates the time that is left, of work whose later parts may cost more.
 
     t = a n + b n^2, fitted to the times that n parts took: a chunk of a prompt attends to all
     before it.
@@ -69,7 +69,7 @@ class Pace:
                 self._sums[i] += term
         self._last = count, now
 
-    def left(self, total: float) -> float | None:
+    def remaining(self, total: float) -> float | None:
         """Seconds until `total` parts are done; None before the first part."""
         xx, xy, yy, xt, yt = self._sums
         if self._start is None or not xx:
@@ -162,7 +162,7 @@ class AnswerProgress(Shown):
         """Count one more."""
         self._count += 1
         self._pace.add(self._count, time.monotonic())
-        left = _left(self._pace, self._total)
+        left = _spell_remaining(self._pace, self._total)
         self._bars.update(self._line, completed=self._count, description=left.removeprefix(", "))
         self._print(lambda: f"{self._count} of {self._total} {self._counted}{left}")
 
@@ -182,13 +182,13 @@ class PrefillProgress(Shown):
             self._pace = Pace()  # chunks in the prompt cache say nothing about those to come
         self._pace.add(count, now)
         self._last = now
-        left = _left(self._pace, self._total)
+        left = _spell_remaining(self._pace, self._total)
         text = f"reading the prompt: {count:,} of {self._total:,} tokens{left}"
         self._bars.update(self._line, completed=count, description=text)
         if count:
             self._print(lambda: text)
 
 
-def _left(pace: Pace, total: int) -> str:
-    seconds = pace.left(total)
+def _spell_remaining(pace: Pace, total: int) -> str:
+    seconds = pace.remaining(total)
     return f", about {duration(seconds)} left" if seconds else ""

@@ -114,7 +114,7 @@ def _with_compressed_cache(
 
 
 def _reference(sample: Sample) -> Reference:
-    return Reference(small_model(sample.decoder, sample.state_dict(), sample.adapted()))
+    return Reference(small_model(sample.decoder, sample.state_dict(), sample.adapter_tensors()))
 
 
 def _clear_tokens(reference: Reference, sample: Sample) -> tuple[list[int], Answer]:

@@ -53,7 +53,7 @@ class MethodMeasure:
         """Tokens of a prompt that show nothing."""
         return 0
 
-    def measured(
+    def measure_geometry(
         self, build: Build, options: GraphOptions, note: Callable[[str], None]
     ) -> CacheGeometry:
         """The geometry of a build whose method `measures`, by its graphs of the first geometry.

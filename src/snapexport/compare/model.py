@@ -166,7 +166,7 @@ def _from_pretrained(
 
 @torch.no_grad()
 def _of_text(model: Any, decoder: Decoder) -> Any:
-    """What makes logits, or the class of its text around its parts, if it asks others for text."""
+    """The part that makes logits, or its text's class around its parts."""
     found = causal_language_model(model, decoder.names)
     try:
         with quiet():

@@ -99,8 +99,8 @@ class Sample:
             for name, one in self.stored.items()
         }
 
-    def adapted(self) -> dict[str, torch.Tensor]:
-        """What an adapter changed, by the names of the decoder's model."""
+    def adapter_tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors that an adapter changed, by the names of the decoder's model."""
         return {
             name: conversion.as_torch(one)
             for name, one in self.checkpoint.tensors.items()

@@ -12,7 +12,7 @@ from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import Target
 from snapexport.errors import UserError
 from snapexport.files.dtypes import CACHE_DTYPES, CacheDType
-from snapexport.files.nearby import closest, meant
+from snapexport.files.nearby import closest, did_you_mean
 
 PREFILLS = ("chunks", "blocks")
 """How prompts are taken: in blocks, onto a compressed cache, or in chunks."""
@@ -184,5 +184,5 @@ def require_one_of(flag: str, value: str | None, allowed: tuple[str, ...]) -> No
     if value not in (None, *allowed):
         raise UserError(
             f"{flag} '{value}' is not known",
-            f"{meant(closest(str(value), allowed))}choose from {', '.join(allowed)}",
+            f"{did_you_mean(closest(str(value), allowed))}choose from {', '.join(allowed)}",
         )

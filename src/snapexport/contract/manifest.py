@@ -28,7 +28,7 @@ from snapexport.contract.records import RecordedGeometry, RecordedOptions
 from snapexport.contract.targets import Target, capabilities
 from snapexport.errors import UserError
 from snapexport.files.dtypes import BY_NUMPY, CacheDType, DType
-from snapexport.files.nearby import marked, meant, near
+from snapexport.files.nearby import did_you_mean, folders_with, near
 from snapexport.files.untrusted import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.files.whole import write_whole
 
@@ -305,12 +305,12 @@ def no_build(directory: Path) -> UserError:
     """The error for a directory without a manifest."""
     why = f"it has no {MANIFEST}" if directory.exists() else "there is none of this name"
     is_model = directory.suffix == ".gguf" or (directory / "config.json").is_file()
-    inside, beside = marked(directory, MANIFEST), marked(directory.parent, MANIFEST)
+    inside, beside = folders_with(directory, MANIFEST), folders_with(directory.parent, MANIFEST)
     found = near(directory, MANIFEST) or (inside + (beside if len(beside) == 1 else []) + [None])[0]
     how = f"snapexport build --model {directory if is_model else 'DIR'} --L-max N --out DIR"
     return UserError(
         f"{directory} is not a build directory: {why}",
-        f"{'' if is_model else meant(found)}make one with `{how}`",
+        f"{'' if is_model else did_you_mean(found)}make one with `{how}`",
     )
 
 

@@ -84,7 +84,7 @@ NO_TOPK = "it keeps no top-k"
 LATENT = fact("latent attention", "latent", joined="for")
 OTHER_HEADS = fact("models whose layers have different heads", "uneven_heads", joined="for")
 WIDTHS = fact(
-    f"keys and values that differ in width, or whose width is no multiple of {FUSED_WIDTH}",
+    f"keys and values that differ in width, or whose width is not a multiple of {FUSED_WIDTH}",
     "unfused_widths",
     joined="for",
 )

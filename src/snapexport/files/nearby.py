@@ -17,7 +17,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     return by_letters[found[0]] if found else None
 
 
-def meant(name: object) -> str:
+def did_you_mean(name: object) -> str:
     """The beginning of a hint; nothing for None."""
     return f"did you mean {name}? " if name is not None else ""
 
@@ -28,13 +28,13 @@ def near(path: Path, marker: str, suffix: str | None = None) -> Path | None:
     if not home.is_dir():  # the mistake may be in a folder's name
         siblings = {one.name: one for one in _entries(home.parent) if one.is_dir()}
         home = siblings.get(closest(home.name, siblings) or "", home)
-    known = {one.name: one for one in marked(home, marker, suffix)}
+    known = {one.name: one for one in folders_with(home, marker, suffix)}
     found = closest(path.name, known)
     return known[found] if found else None
 
 
-def marked(folder: Path, marker: str, suffix: str | None = None) -> list[Path]:
-    """What of a folder has a file `marker`, or the suffix."""
+def folders_with(folder: Path, marker: str, suffix: str | None = None) -> list[Path]:
+    """The entries of a folder that have a file `marker`, or the suffix."""
     return [one for one in _entries(folder) if one.suffix == suffix or (one / marker).is_file()]
 
 

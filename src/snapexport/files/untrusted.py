@@ -142,21 +142,21 @@ def repeated_keys(raw: bytes) -> list[str]:
     found: list[str] = []
 
     def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found.extend(_repeated(pairs))
+        found.extend(_note_repeated(pairs))
         return dict(pairs)
 
     json.loads(raw.removeprefix(codecs.BOM_UTF8), object_pairs_hook=collect)
     return found
 
 
-def _repeated(pairs: list[tuple[str, Any]]) -> list[str]:
+def _note_repeated(pairs: list[tuple[str, Any]]) -> list[str]:
     if len(dict(pairs)) == len(pairs):
         return []
     return [name[:100] for name, count in Counter(name for name, _ in pairs).items() if count > 1]
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if twice := _repeated(pairs):
+    if twice := _note_repeated(pairs):
         raise ValueError(f"the key {twice[0]!r} occurs twice in an object")
     return dict(pairs)
 

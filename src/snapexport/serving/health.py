@@ -58,7 +58,7 @@ class Health:
         """Return if the model is healthy. Raises UnhealthyError."""
         fresh = time.monotonic() - self.streams.pulse.last < FRESH_SECONDS
         if self._is_probing or (self._asks and self.streams.worker.is_idle and not fresh):
-            await asyncio.wait([self._probed()], timeout=WAIT_SECONDS)
+            await asyncio.wait([self._begin_probe()], timeout=WAIT_SECONDS)
         pulse = self.streams.pulse
         if not self.streams.worker.is_running:
             raise UnhealthyError("its thread has ended", FAILED)
@@ -78,14 +78,14 @@ class Health:
         raise _end_error("the model no longer answers")
 
     async def _fails(self) -> bool:
-        await asyncio.wait([self._probed()])
+        await asyncio.wait([self._begin_probe()])
         return bool(self._error) and self.streams.needs_probe
 
     @property
     def _is_probing(self) -> bool:
         return self._probe is not None and not self._probe.done()
 
-    def _probed(self) -> asyncio.Task[None]:
+    def _begin_probe(self) -> asyncio.Task[None]:
         """The probe that runs, or a new one: one answers all who wait for it."""
         if self._probe is None or not self._is_probing:
             self._probe = asyncio.create_task(self._ask())

@@ -41,7 +41,7 @@ def test_engine_command_builds_and_prints_a_summary(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--workspace", "8XB"], "argument --workspace: invalid size value: '8XB'"),
+        (["--workspace", "8XB"], "argument --workspace: '8XB' is not a size"),
         (["--graphs", "encode"], "the build has no graph 'encode'"),
         (["--hardware-compat", "hopper"], "'hopper' is not known"),
         (["--optimization-level", "9"], "--optimization-level 9"),

@@ -238,7 +238,7 @@ def test_what_is_not_merged_is_refused(
         ([CONFIG, "adapters.safetensors"], "mlx_lm.fuse"),
     ],
 )
-def test_a_folder_that_is_no_adapter_is_told_for_what_it_is(
+def test_the_refusal_of_another_folder_says_what_it_is(
     files: list[str], words: str, tmp_path: Path
 ) -> None:
     for name in files:

@@ -190,7 +190,7 @@ def test_hub_download_takes_what_a_build_copies_and_no_duplicate_weights(
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     build("owner/name", tmp_path / "b", L_max=32)
     assert {one["model"] for one in downloads} == {"owner/name"}
-    assert downloads[1]["revision"] == checkpoint.name
+    assert downloads[2]["revision"] == checkpoint.name
     wanted = [*READ, "tokenizer.model", "tekken.json", SHARD_INDEX, "model-00001-of-2.safetensors"]
     others = ["consolidated.safetensors", "original/params.json", "pytorch_model.bin", "a.gguf"]
     others += ["onnx/model.onnx", "vae/model.safetensors", "modeling_x.py", "README.md"]

@@ -89,7 +89,7 @@ def test_calibrate_refuses_a_build_that_does_not_vote(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = build(CHECKPOINT, tmp_path / "b", L_max=128, policy="full", batch=1)
-    out = ["--out", str(tmp_path / "heads.json"), "--documents", str(tmp_path)]
+    out = ["--out", str(tmp_path / "heads.json"), "--documents", __file__]
     assert main(["calibrate", str(made.directory), *out]) == 2
     assert "has no vote to measure" in capsys.readouterr().err
 

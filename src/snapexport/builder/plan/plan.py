@@ -159,12 +159,12 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "weights": options.weights,
         "full_cache_bytes_per_token": (facts.position_values * BY_FLAG[options.dtype].bytes),
         "alternatives": [alternative_report(plan, option) for option in plan.alternatives],
-        "recommendation": _recommended(request, chosen),
-        "for_one_request": plan.for_one and _recommended(request, plan.for_one),
+        "recommendation": _recommend(request, chosen),
+        "for_one_request": plan.for_one and _recommend(request, plan.for_one),
     }
 
 
-def _recommended(request: PlanRequest, chosen: Recommendation) -> dict[str, Any]:
+def _recommend(request: PlanRequest, chosen: Recommendation) -> dict[str, Any]:
     return {
         **_choice(chosen.alternative),
         **_sizes(chosen.alternative, chosen.batch),

@@ -191,10 +191,10 @@ def of_roofline(row: Row | None) -> str:
 
 
 def timing(head: str) -> dict[str, Column]:
-    """Columns of the median under `head`, its middle half and its roofline."""
+    """Columns of the median under `head`, its quartiles, ms and its roofline."""
     return {
         head: lambda row: ms(row["seconds"]["median"]),
-        "middle half": lambda row: f"{ms(row['seconds']['q1'])} - {ms(row['seconds']['q3'])}",
+        "quartiles, ms": lambda row: f"{ms(row['seconds']['q1'])} - {ms(row['seconds']['q3'])}",
         "roofline, ms": lambda row: (
             f"{ms(row['roofline']['seconds'])} {row['roofline']['bound']}"
             if row["roofline"]

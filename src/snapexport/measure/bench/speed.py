@@ -162,7 +162,7 @@ def tables(report: Row) -> Iterator[Table]:
         "loaded, MiB": lambda row: mib(row["bytes"]["loaded"]),
         "peak, MiB": lambda row: mib(row["bytes"]["peak"]),
         "least, MiB": lambda row: mib(row["roofline"]["bytes"]),
-        "x of least": "{ratio:.2f}",
+        "peak : least": "{ratio:.2f}",
         "own, MiB": lambda row: mib(row["bytes"]["anonymous"]),
         "caches, MiB": lambda row: f"{in_mib(row['cache_bytes']):.1f}",
     }

@@ -51,7 +51,7 @@ class Cluster:
 
     @property
     def mean(self) -> float:
-        """Of the K that they should have."""
+        """The mean K that they should have."""
         return sum(head.wanted for head in self.heads) / len(self.heads)
 
     def cost(self, other: "Cluster") -> float:
@@ -111,7 +111,7 @@ class HeadBudget:
                 votes_by = f"votes with {own.kv_heads} KV heads" if votes else "does not vote"
                 raise UserError(f"layer {layer} has {has}, and {votes_by}", _ANOTHER)
 
-    def shared(self, layers: Sequence[int], total: int, least: int, room: int) -> list[Head]:
+    def share(self, layers: Sequence[int], total: int, least: int, room: int) -> list[Head]:
         """The heads of some layers, which should keep `total` positions together.
 
         Each keeps `least` to `room`; what these bounds take is shared among the others.
@@ -148,8 +148,8 @@ def with_head_groups(
     if voting:
         room, K = min(rooms[n] for n in voting), max(shapes[n].K for n in voting)
         total = sum(shapes[n].K * model.kv_heads[n] for n in voting)
-        heads = budget.shared(voting, total, min(FLOOR, max(1, K // 4), room), room)
-        for cluster, size in _sized(_clusters(heads, most), total, room, geometry.L_max - room):
+        heads = budget.share(voting, total, min(FLOOR, max(1, K // 4), room), room)
+        for cluster, size in _sizes_of(_clusters(heads, most), total, room, geometry.L_max - room):
             sizes |= {(one.layer, one.head): size for one in cluster.heads}
     groups = [_groups_of(layer, model.kv_heads[layer], sizes) for layer in range(len(model.layers))]
     caches = [(shapes[n], K) for n, own in enumerate(groups) if n in shapes for K in own or [0]]
@@ -196,15 +196,15 @@ def _clusters(heads: Sequence[Head], most: int) -> list[Cluster]:
     by_layer = dict[int, list[Head]]()
     for head in heads:
         by_layer.setdefault(head.layer, []).append(head)
-    found = [one for own in by_layer.values() for one in _merged(map(_alone, own), most)]
-    return _merged(found, SIZES)
+    found = [one for own in by_layer.values() for one in _merge(map(_alone, own), most)]
+    return _merge(found, SIZES)
 
 
 def _alone(head: Head) -> Cluster:
     return Cluster((head,))
 
 
-def _merged(clusters: Iterable[Cluster], most: int) -> list[Cluster]:
+def _merge(clusters: Iterable[Cluster], most: int) -> list[Cluster]:
     """At most `most` clusters, by joining neighbours that differ least."""
     found = sorted(clusters, key=lambda one: (one.mean, one.heads[0]))
     while len(found) > most:
@@ -214,7 +214,7 @@ def _merged(clusters: Iterable[Cluster], most: int) -> list[Cluster]:
     return found
 
 
-def _sized(
+def _sizes_of(
     clusters: Sequence[Cluster], total: int, room: int, beside: int
 ) -> Iterator[tuple[Cluster, int]]:
     """Each cluster's K: its mean rounded down, then a step more where most was lost, while the sum

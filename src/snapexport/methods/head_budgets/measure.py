@@ -72,7 +72,7 @@ class HeadBudgetMeasure(MethodMeasure):
     def least(self, build: Build) -> int:
         return min(LEAST, build.manifest.geometry.L_max - 1)
 
-    def measured(
+    def measure_geometry(
         self, build: Build, options: GraphOptions, note: Callable[[str], None]
     ) -> CacheGeometry:
         self.require(build)

@@ -20,7 +20,7 @@ from snapexport.contract.rule import (
     flag,
     some,
 )
-from snapexport.contract.targets import Target
+from snapexport.contract.targets import Target, capabilities
 from snapexport.errors import UserError, require_at_least
 from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
 from snapexport.methods.method import Calibration, Method
@@ -70,7 +70,7 @@ class HeadBudgetOptions(MethodOptions):
             require_at_least("--head-groups", most, 1)
 
     def require_target(self, target: Target) -> None:
-        if self.calibrate is not None and target in ("tensorrt", "tensorrt-rtx"):
+        if self.calibrate is not None and capabilities(target).runs_on_gpu:
             raise UserError(
                 f"--calibrate is not supported with --target {target}: it runs the graphs here",
                 "calibrate with a build for ONNX Runtime, and give its file as --head-budget",
