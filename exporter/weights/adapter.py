@@ -50,12 +50,12 @@ class Opened:
     @property
     def integers(self) -> list[tuple[int, int]]:
         """(bits, elements) of what the checkpoint has as integers, and no adapter changes."""
-        changed = {id(one.stored) for one in self._changed}
+        changed = {id(one.stored) for one in self._changes}
         found = (one for one in self.stored.tensors.values() if isinstance(one, IntegerWeight))
         return [(one.form.bits, prod(one.shape)) for one in found if id(one) not in changed]
 
     @property
-    def _changes_of(self) -> list[Adapted]:
+    def _changes(self) -> list[Adapted]:
         both = *self.stored.tensors.values(), *self.checkpoint.tensors.values()
         return [one for one in both if isinstance(one, Adapted)]
 
@@ -66,7 +66,7 @@ class Opened:
         base, texts = self.adapter.base, list[str]()
         if base and Path(base).name != Path(model).name:
             texts.append(f"the adapter was trained on {base:.100}")
-        many = sum(as_integers(one.stored) is not None for one in self._changed)
+        many = sum(as_integers(one.stored) is not None for one in self._changes)
         if many and keeps:
             texts.append(
                 f"what the adapter changes becomes floats: {many} of the checkpoint's matrices of "
@@ -93,13 +93,13 @@ def with_adapter(stored: Checkpoint, decoder: Decoder, adapter: Adapter, load: L
                 "it always equals in this model",
                 MERGE,
             )
-    stored = _changes_of(stored, changes.of_stored, adapter)
+    stored = _changes(stored, changes.of_stored, adapter)
     converted = conversion.by_model_names(stored, decoder)
     kept = (text for text in stored.left_out if text not in folders.left_out(adapter.folder))
     notes = (*kept, *changes.left_out)
     return Opened(
         replace(stored, left_out=notes),
-        _changes_of(converted, changes.of_model, adapter),
+        _changes(converted, changes.of_model, adapter),
         decoder,
         adapter,
         frozenset(changes.of_model) | frozenset(changes.stacks),
@@ -107,7 +107,7 @@ def with_adapter(stored: Checkpoint, decoder: Decoder, adapter: Adapter, load: L
     )
 
 
-def _changes_of(
+def _changes(
     checkpoint: Checkpoint, changes: Mapping[str, list[Change]], adapter: Adapter
 ) -> Checkpoint:
     tensors = dict(checkpoint.tensors)

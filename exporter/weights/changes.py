@@ -53,7 +53,7 @@ class Changes:
 
     def __post_init__(self) -> None:
         ignored = []
-        for name, change in self._listed():
+        for name, change in self._list_of():
             place, is_part = self._place(name)
             if place and is_part:
                 self.of_stored.setdefault(name, []).append(change)
@@ -97,7 +97,7 @@ class Changes:
             yield f"{own}.weight", LowRank(own, a, b, scaling, 1, True, parts.get(MAGNITUDE))
             return
         module_path, module = self._module(own)
-        wrapped = [] if module is None else self._wrapped(module_path, module)
+        wrapped = [] if module is None else self._wraps(module_path, module)
         if path != own or (wrapped and not hasattr(module, "weight")):
             yield self._of_parameter(path, own, module_path, module, wrapped, parts)
             return

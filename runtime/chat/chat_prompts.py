@@ -128,7 +128,7 @@ class ChatPrompts:
             return self._with_tools.text(chat)
         _require_messages(chat.messages)
         self._require_short(turn.get("content") for turn in chat.messages)
-        chat = self._shown(chat)
+        chat = self._show(chat)
         known = [self._habits.adapt(turn) for turn in chat.messages]
         text = self.template.render(
             known,
@@ -160,7 +160,7 @@ class ChatPrompts:
         """Tokens of a prompt with which the next turn's begins; 0: with all of it, or with none."""
         if chat.tools and self._with_tools:
             return self._with_tools.park_at(chat, token_ids)
-        chat = self._shown(chat)
+        chat = self._show(chat)
         options = json.dumps(chat.options, sort_keys=True, default=repr)
         tails = self._habits.tails(options, bool(chat.tools))
         return length_without(token_ids, tails.get(chat.messages[-1]["role"], ()))
