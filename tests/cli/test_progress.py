@@ -60,7 +60,7 @@ def test_time_left_follows_only_from_chunks_that_were_run(monkeypatch: pytest.Mo
     monkeypatch.setattr(progress, "CACHED_SECONDS", float("inf"))
     for held in (10, 20, 30):  # by the prompt cache
         shown.show_prefilled(held)
-    assert shown._pace.left(100) is None
+    assert shown._pace.remaining(100) is None
     monkeypatch.setattr(progress, "CACHED_SECONDS", 0)
     shown.show_prefilled(60)
-    assert shown._pace.left(100) is not None
+    assert shown._pace.remaining(100) is not None
