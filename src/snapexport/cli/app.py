@@ -116,7 +116,7 @@ def _print_error(message: str, hint: str) -> int:
     from snapexport.cli.console import fold  # only where it is needed: it loads rich
 
     text = f"error: {_printable(message)}\n\nhint: {_printable(hint)}"
-    print(fold(text) if sys.stderr.isatty() else text, file=sys.stderr)
+    print(fold(text) if sys.stderr and sys.stderr.isatty() else text, file=sys.stderr)
     return BAD_INPUT
 
 

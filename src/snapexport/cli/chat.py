@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_template(build.directory)
     params, sources = generate.sampling(arguments)
     interrupts = Interrupts()
-    keyboard = Keyboard(interrupts, COMMANDS) if sys.stdin.isatty() else None
+    keyboard = Keyboard(interrupts, COMMANDS) if sys.stdin and sys.stdin.isatty() else None
     with keyboard.hold() if keyboard else nullcontext():
         parked_rows = _parked_rows(build.manifest, arguments.baseline)
         model = generate.open_llm(arguments, parked_rows=parked_rows)

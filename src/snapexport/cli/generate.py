@@ -102,12 +102,12 @@ class Printer:
     def __init__(self) -> None:
         self._add: Callable[[str], object] = self._print
         self._wrapped = Wrapped(self._print, columns)
-        if sys.stdout.isatty():
+        if sys.stdout and sys.stdout.isatty():  # a closed one is None
             self._add = self._wrapped
 
     def __call__(self, text: str) -> None:
         self._add(text)
-        sys.stdout.flush()
+        print(end="", flush=True)
 
     def end(self) -> None:
         """End the answer's last line."""

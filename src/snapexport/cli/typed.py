@@ -52,7 +52,7 @@ class Keyboard:
         self._interrupts, self._commands = interrupts, commands
         self._terminal = sys.stdin.fileno()
         self._usual = termios.tcgetattr(self._terminal)
-        self._prompt = "> " if sys.stdout.isatty() else ""
+        self._prompt = "> " if sys.stdout and sys.stdout.isatty() else ""
 
     @contextmanager
     def hold(self) -> Iterator[None]:
