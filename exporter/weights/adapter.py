@@ -93,13 +93,13 @@ def with_adapter(stored: Checkpoint, decoder: Decoder, adapter: Adapter, load: L
                 "it always equals in this model",
                 MERGE,
             )
-    stored = _changes(stored, changes.of_stored, adapter)
+    stored = _apply_changes(stored, changes.of_stored, adapter)
     converted = conversion.by_model_names(stored, decoder)
     kept = (text for text in stored.left_out if text not in folders.left_out(adapter.folder))
     notes = (*kept, *changes.left_out)
     return Opened(
         replace(stored, left_out=notes),
-        _changes(converted, changes.of_model, adapter),
+        _apply_changes(converted, changes.of_model, adapter),
         decoder,
         adapter,
         frozenset(changes.of_model) | frozenset(changes.stacks),
@@ -107,7 +107,7 @@ def with_adapter(stored: Checkpoint, decoder: Decoder, adapter: Adapter, load: L
     )
 
 
-def _changes(
+def _apply_changes(
     checkpoint: Checkpoint, changes: Mapping[str, list[Change]], adapter: Adapter
 ) -> Checkpoint:
     tensors = dict(checkpoint.tensors)
