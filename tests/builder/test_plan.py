@@ -374,7 +374,7 @@ def test_plan_prints_tables_and_ends_with_the_build_command(
 ) -> None:
     assert app.main(plan_flags) == 0
     out = capsys.readouterr().out
-    assert "4 : 1, 16 *" in out and "single shot" in out
+    assert "4 : 1, 16 *" in out and "single shot" in out and "process 80 MiB, weights" in out
     one, many = (line for line in out.splitlines() if line.startswith("snapexport build --model "))
     assert "--batch 1 " in one and "--policy full" in one
     assert "--batch 256 " in many and out.endswith(f"{many}\n")

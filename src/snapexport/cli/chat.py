@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from snapexport.cli import generate
@@ -31,6 +30,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kinds import graph_of
 from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError
+from snapexport.files.nearby import closest, did_you_mean
 from snapexport.runtime.chat.chat_prompts import require_template
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Message, PromptTooLongError
@@ -182,11 +182,10 @@ class _Session:
             for name, text in HELPS.items():
                 say(f"{name:12} {text}")
         elif command:
-            close = get_close_matches(command, COMMANDS, n=1)
-            meant = f"did you mean {close[0]}? " if close else ""
             raise UserError(
                 f"there is no command {command}",
-                f"{meant}/help lists them; begin the line with a space to send it as it is",
+                f"{did_you_mean(closest(command, COMMANDS))}/help lists them; begin the line with "
+                "a space to send it as it is",
             )
         text = block.strip("\n") if block.strip() else ""
         return "" if command else text if "\n" in text else text.strip()

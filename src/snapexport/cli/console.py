@@ -8,7 +8,6 @@ import io
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Mapping
 
 from rich.cells import cell_len
@@ -33,6 +32,8 @@ _AS_IT_IS = re.compile(r"(?:\s*\||\t| {4})")
 _CLOSING = "、。，．！？：；）」』】》〉"
 _OPENING = "（「『【《〈"
 _JOINER = "\u200d"
+_WHOLE = re.compile(r"`[^`\n]*`|[0-9] (?=(?:([KMGT]i)?B|s|min|tokens)\b)")
+"""Commands, and a number with its unit: no line ends within them."""
 
 
 class Wrapped:
@@ -105,7 +106,7 @@ def columns() -> int:
 def fold(text: str) -> str:
     """Prose of 80 columns, or the terminal's if it is narrower. Commands in `...` stay whole."""
     parts: list[str] = []
-    whole = re.sub(r"`[^`\n]*`", lambda quoted: quoted[0].replace(" ", "\0"), text)
+    whole = _WHOLE.sub(lambda found: found[0].replace(" ", "\0"), text)
     wrap = Wrapped(parts.append, lambda: min(80, columns()))
     wrap(whole)
     wrap.end()
@@ -115,9 +116,6 @@ def fold(text: str) -> str:
 def say(text: str, style: str | None = None, console: Console = ERR) -> None:
     """Print prose, on standard error: in short lines on a terminal, in one elsewhere."""
     console.print(fold(text) if console.is_terminal else text, style=style, soft_wrap=True)
-
-
-_UNIT = re.compile("(?<=[0-9]) (?=([KMGT]i)?B|s|min|tokens)")
 
 
 def print_estimate(what: str, seconds: float, nbytes: int) -> None:
@@ -130,24 +128,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def print_prose(
-    text: str, *, to: Console = OUT, indent: str = "", style: str | None = None
-) -> None:
-    """Print a text, broken at spaces at a terminal's width, and a line in a pipe."""
-    if to.is_terminal:
-        text = textwrap.fill(
-            _UNIT.sub("\xa0", text),  # a number stays with its unit
-            to.width,
-            initial_indent=indent,
-            subsequent_indent=2 * indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        ).replace("\xa0", " ")
-    else:
-        text = indent + text
-    to.print(text, style=style, soft_wrap=True)
 
 
 def print_rows(rows: Mapping[str, str]) -> None:

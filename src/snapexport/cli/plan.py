@@ -21,7 +21,7 @@ from snapexport.builder.plan.alternatives import Alternative, Recommendation, re
 from snapexport.builder.plan.plan import parts
 from snapexport.builder.plan.request import command, parse_memory
 from snapexport.cli import build, flags
-from snapexport.cli.console import OUT, print_prose
+from snapexport.cli.console import OUT, say
 from snapexport.contract.memory import spelled
 
 HELP = "find what fits into a given memory, before anything is built"
@@ -169,6 +169,6 @@ def _print_recommendation(plan: Plan, title: str, chosen: Recommendation) -> Non
     )
     OUT.print(f"\n{title}", style="bold")
     for line in reasons(plan.request, chosen):
-        print_prose(line, indent="  ")
-    print_prose(f"peak: {spelled(taken['prefill_peak'])} = {', '.join(counted)}", indent="  ")
+        say(f"  {line}", console=OUT)
+    say(f"  peak: {spelled(taken['prefill_peak'])} = {counted}", console=OUT)
     OUT.print(f"\n{command(chosen.options)}")

@@ -11,13 +11,13 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import from_json
 from starlette.requests import Request
 
+from snapexport.files.nearby import closest
 from snapexport.serving.openai.http.errors import INVALID, UNSUPPORTED, ApiError, invalid
 
 
@@ -76,8 +76,8 @@ class Refusals:
         elif allowed:
             self._hint = f" (or send {' or '.join(map(repr, allowed))})"
         else:
-            close = get_close_matches(name[:64], self.known, 1, 0.8)
-            self._hint = f" (did you mean {close[0]}?)" if close else ""
+            close = closest(name[:64], self.known)
+            self._hint = f" (did you mean {close}?)" if close else ""
 
     def add_errors(self, error: ValidationError, body: Mapping[str, Any]) -> None:
         """Add what a model found in the body: of a value that fits no choice, the first."""
