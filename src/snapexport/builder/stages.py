@@ -30,6 +30,7 @@ from snapexport.contract.manifest import (
 )
 from snapexport.contract.memory import size, spelled
 from snapexport.contract.targets import capabilities
+from snapexport.errors import UserError
 from snapexport.exporter import trace
 from snapexport.exporter.method import TracedModel
 from snapexport.exporter.read.checkpoint import Checkpoint
@@ -55,6 +56,7 @@ def write_into(
     directory: Path, resolved: ResolvedBuild, progress: Progress, verified: Verified | None = None
 ) -> Build:
     """Write a whole build into an empty directory. verified: what was compared before."""
+    _require_tokenizer(resolved)
     traces, placed = trace_model(resolved, directory, progress)
     resolved = _measure(resolved, traces, placed, directory, progress)
     progress.stage("surgery")
@@ -64,6 +66,16 @@ def write_into(
     manifest = manifest_of(resolved, graphs, segments, kept, placed, directory)
     manifest.model_copy(update={"verified": verified}).write(directory)
     return Build.open(directory)
+
+
+def _require_tokenizer(resolved: ResolvedBuild) -> None:
+    """Raise UserError where texts will be measured, and the checkpoint has no tokenizer."""
+    measures = any(method.measures(resolved.options.graph) for method in table.METHODS)
+    if measures and TOKENIZER not in resolved.texts:
+        raise UserError(
+            f"texts can't be measured: {resolved.options.model} has no {TOKENIZER}",
+            "copy it to the checkpoint, or let nothing be measured",
+        )
 
 
 def _measure(

@@ -61,8 +61,9 @@ def manual() -> Document:
         from pydoc_data.topics import topics
     except ImportError:
         raise UserError(
-            "this Python came without its manual (pydoc_data), the text around the needles",
-            "use --haystack sentences, or texts of your own as --documents",
+            "this Python came without its manual (pydoc_data)",
+            "give texts of your own (--documents; build: --calibrate PATH), or eval --haystack "
+            "sentences",
         ) from None
     lines = chain.from_iterable(map(str.splitlines, topics.values()))
     return Document("Python's manual", "\n".join(filter(_is_prose, lines)))
@@ -108,7 +109,7 @@ def passages(
     if not found:
         raise UserError(
             f"no document has {tokens} tokens",
-            "give longer --documents, or ask for fewer tokens of each",
+            "give longer texts, or ask for fewer tokens of each",
         )
     return found
 
@@ -160,7 +161,7 @@ def _text(file: Path) -> str:
     try:
         return file.read_bytes().decode()
     except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}", "check --documents") from None
+        raise UserError(f"cannot read {file}: {error.strerror}", "check its name") from None
     except UnicodeDecodeError as error:
         raise UserError(
             f"{file} is not UTF-8: {error.reason} at byte {error.start}",

@@ -68,6 +68,9 @@ class HeadBudgetOptions(MethodOptions):
         most = self.head_groups
         if most is not None:
             require_at_least("--head-groups", most, 1)
+        for path in self.calibrate or ():
+            if not path.exists():
+                raise UserError(f"there is no {path} to calibrate on", "name text files or folders")
 
     def require_target(self, target: Target) -> None:
         if self.calibrate is not None and capabilities(target).runs_on_gpu:
