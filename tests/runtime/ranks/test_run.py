@@ -124,7 +124,7 @@ def test_what_ranks_cannot_do_is_refused(options: dict[str, object]) -> None:
         LLM(cases.built(CASE).directory, **options)  # type: ignore[arg-type]
 
 
-OF_ONE_RANK = {"decode_buffers", "prefill_prompt", "require_open", "role", "rows"}
+OF_ONE_RANK = {"decode_buffers", "prefill_prompt", "require_open", "role", "rows", "taker"}
 """They change nothing, or only make calls that are followed."""
 
 
