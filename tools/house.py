@@ -33,8 +33,8 @@ BROUGHT = {
     "head budgets over the whole model, measured by a build": (177, 263, 0, 119, 59),
     "MLX, torchao, and what other checkpoints have": (358, 624, 6, 34, 439),
     "health beside long prompts, tools on any template": (211, 343, 2, 64, 168),
-    "refusals in a second, units, wrapping, typing ahead": (662, 1025, 4, 141, 404),
-    "products without rounded activations, further models": (145, 244, 0, 18, 281),
+    "refusals in a second, units, wrapping, typing ahead": (655, 1014, 4, 138, 404),
+    "products without rounded activations, further models": (145, 244, 0, 18, 280),
 }
 """Lines of code, shipped lines, files, lines that `LLM` reaches and lines of tests that new
 capabilities brought. They raise the bounds."""

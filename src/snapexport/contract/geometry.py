@@ -5,6 +5,7 @@ The full cache is the geometry L_sink = L_max, L_recent = K = 0. Knows no model 
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal, get_args
 
 from snapexport.contract.slots import LayerGeometry, Slots
@@ -30,6 +31,7 @@ class Steps:
 
 
 Policy = Literal["snapstream", "streaming", "sage", "snapkv", "full"]
+_KEPT = attrgetter("K")
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
@@ -104,12 +106,12 @@ class CacheGeometry:
     @property
     def widest(self) -> dict[int, LayerGeometry]:
         """The cache with the most slots of each layer that has caches of its own."""
-        return {n: max(shapes, key=_K) for n, shapes in self._by_layer().items()}
+        return {n: max(shapes, key=_KEPT) for n, shapes in self._by_layer().items()}
 
     @property
     def narrowest(self) -> dict[int, LayerGeometry]:
         """The cache with the fewest slots of each layer that has caches of its own."""
-        return {n: min(shapes, key=_K) for n, shapes in self._by_layer().items()}
+        return {n: min(shapes, key=_KEPT) for n, shapes in self._by_layer().items()}
 
     def _by_layer(self) -> dict[int, list[LayerGeometry]]:
         found: dict[int, list[LayerGeometry]] = {}
@@ -182,10 +184,6 @@ class CacheGeometry:
         """The uncompressed cache of the same model: the baseline."""
         slots = self.slots
         return CacheGeometry.full(self.L_max, slots.num_layers, cache_of=slots.cache_of)
-
-
-def _K(shape: LayerGeometry) -> int:
-    return shape.K
 
 
 def require_capacities(given: Collection[int], chunk: int, L_max: int) -> list[int]:

@@ -244,8 +244,8 @@ class Slots:
     @property
     def read_by(self) -> dict[int, int]:
         """The number of the cache that is read under each number of `numbers`."""
-        found = [of_layer for _, of_layer in self.numbers()]
-        return {number: one.cache for read in found for number, one in read.items()}
+        found = (read.items() for _, read in self.numbers())
+        return {number: one.cache for read in found for number, one in read}
 
     def caches_of(self, layer: int) -> tuple[CacheHeads, ...]:
         """A layer's own caches."""

@@ -193,15 +193,11 @@ def _is_budget(value: Any) -> bool:
 
 def _clusters(heads: Sequence[Head], most: int) -> list[Cluster]:
     """Heads of like K: at most `most` clusters of a layer's, and SIZES of all."""
-    by_layer = dict[int, list[Head]]()
+    by_layer = dict[int, list[Cluster]]()
     for head in heads:
-        by_layer.setdefault(head.layer, []).append(head)
-    found = [one for own in by_layer.values() for one in _merge(map(_alone, own), most)]
+        by_layer.setdefault(head.layer, []).append(Cluster((head,)))
+    found = [one for own in by_layer.values() for one in _merge(own, most)]
     return _merge(found, SIZES)
-
-
-def _alone(head: Head) -> Cluster:
-    return Cluster((head,))
 
 
 def _merge(clusters: Iterable[Cluster], most: int) -> list[Cluster]:

@@ -70,7 +70,7 @@ class HeadBudgetOptions(MethodOptions):
             require_at_least("--head-groups", most, 1)
         for path in self.calibrate or ():
             if not path.exists():
-                raise UserError(f"there is no {path} to calibrate on", "name text files or folders")
+                raise UserError(f"there is no {path} to calibrate on", "name a file or a folder")
 
     def require_target(self, target: Target) -> None:
         if self.calibrate is not None and capabilities(target).runs_on_gpu:
