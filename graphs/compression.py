@@ -3,7 +3,7 @@
 Chunked prefill compresses in a graph of its own, compress.onnx; single-shot prefill in the layer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.slots import LayerGeometry
+from snapexport.contract.vote import Vote
 from snapexport.graphs.functions.rings import SNAPSTREAM_GATHER
 from snapexport.graphs.functions.vote import select_voted, snapkv_select
 from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, ATTENTION, TRACE_DOMAIN
@@ -57,6 +58,7 @@ class PromptStates:
         own = query_heads(heads, self.query_window.shape[1] // self.key.shape[1])
         return replace(
             self,
+            scorer=self.scorer and self.scorer.of(graph, heads, own),
             query_window=of_heads(graph, self.query_window, own),
             key=of_heads(graph, self.key, heads),
             value=of_heads(graph, self.value, heads),
@@ -64,7 +66,15 @@ class PromptStates:
 
 
 class Scorer(Protocol):
-    """Scores a layer's positions in the place of the window's vote."""
+    """Scores a layer's positions in the place of the window's vote.
+
+    is_pooled: whether neighbours share votes.
+    """
+
+    is_pooled: bool
+
+    def of(self, graph: gs.Graph, heads: Sequence[int], queries: Sequence[int]) -> "Scorer":
+        """The scorer of some KV heads, and of their query heads."""
 
     def votes(self, graph: gs.Graph, states: PromptStates, layout: LayerGeometry) -> gs.Tensor:
         """Append the votes, float32 [1,Hkv,T]."""
@@ -149,21 +159,32 @@ def select(
     name: str,
 ) -> gs.Tensor:
     """The tensor `name`: the indices that the layer's vote keeps, int64 [1,Hkv,K], ascending."""
-    layout = geometry.shapes[layer]
+    return choose(graph, geometry.vote, geometry.shapes[layer], scores, states, name)
+
+
+def choose(
+    graph: gs.Graph,
+    vote: Vote,
+    layout: LayerGeometry,
+    scores: Scores,
+    states: PromptStates,
+    name: str,
+) -> gs.Tensor:
+    """The same by a layer's shape."""
     shape = (*states.key.shape[:2], layout.K)
     if layout.K == 0:
         return gs.Constant(fresh(graph, "no_positions"), np.zeros(shape, np.int64))
     positions = gs.Variable(name, np.int64, shape)
-    sizes = {"K": [layout.K], "pool_kernel": [1, geometry.vote.pool_kernel], **window_of(layout)}
+    kernel = vote.pool_kernel if states.scorer is None or states.scorer.is_pooled else 1
+    sizes = {"K": [layout.K], "pool_kernel": [1, kernel], **window_of(layout)}
     if states.scorer is not None:
         votes = states.scorer.votes(graph, states, layout)
-        function = select_voted(geometry.vote.options, geometry.vote.pool_kernel)
+        function = select_voted(vote.options, kernel)
         call(graph, function, [votes, states.prompt_length], [positions], **sizes)
         return positions
     voting = [_voting(graph, states), scored(graph, states), states.prompt_length]
-    options = scores._asdict() | geometry.vote.options
-    capped = scores.softcap != 0
-    function = snapkv_select(geometry.vote.options, geometry.vote.pool_kernel, capped)
+    options = scores._asdict() | vote.options
+    function = snapkv_select(vote.options, kernel, scores.softcap != 0)
     call(graph, function, voting, [positions], **sizes, **options)
     return positions
 

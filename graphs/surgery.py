@@ -31,7 +31,7 @@ G_LOGGER.severity = G_LOGGER.ERROR  # the default warns of every bf16 tensor
 
 def _prefill(recipe: Recipe, size: Size) -> Sequence[Pass]:
     if recipe.geometry.is_single_shot(size.tokens):
-        return (SingleShot(recipe.geometry, recipe.options),)
+        return (SingleShot(recipe.geometry, recipe.options, partial(voting, recipe)),)
     options = recipe.options.of_prompt_cache()
     return (PrefillCache(recipe.geometry.slots, size.capacity, options),)
 

@@ -1,5 +1,6 @@
 """Prefill: appends chunks to a full-length cache, or takes a whole padded prompt at once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
@@ -8,7 +9,7 @@ from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.slots import Slots
-from snapexport.graphs.compression import PromptStates, Scores, compress_layer, sharing
+from snapexport.graphs.compression import PromptStates, Scores, Voting, compress_layer, sharing
 from snapexport.graphs.functions.vote import QUERY_WINDOW
 from snapexport.graphs.markers import ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import call, cut, fresh, graph_input, int64s, markers, node
@@ -101,14 +102,22 @@ class SingleShot:
 
     geometry: CacheGeometry
     options: GraphOptions
+    voting: Callable[[gs.Graph, int], Voting]
 
     def apply(self, graph: gs.Graph) -> None:
         prompt_length, storage = self._rename_lengths(graph), storage_of(self.options.cache_dtype)
+        votes = self.voting(graph, self.geometry.L_max) if self.geometry.compresses else None
         held: dict[int, tuple[gs.Tensor, gs.Tensor]] = {}
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
             scores, source = Scores.of(marker), self.geometry.slots.source(layer)
             attributes = attention_attributes(marker, self.geometry.L_max)
             chunk = chunk_of(marker, self.geometry.L_max)
+            has_vote = source == layer and self.geometry.widest[layer].K > 0
+            scorer = (
+                votes.scorer(layer, marker, marker.inputs[0], prompt_length)
+                if votes and has_vote
+                else None
+            )
             (query, *own), outputs = cut(graph, marker)
             key, value = held.setdefault(source, (own[0], own[1]))
             inputs = [query, key, value, *own[2:]]
@@ -125,7 +134,7 @@ class SingleShot:
                 )
                 latent = bool(attributes["latent"])
                 ranks = sharing(graph, latent=latent)
-                states = PromptStates(window, key, value, prompt_length, latent, ranks)
+                states = PromptStates(window, key, value, prompt_length, latent, ranks, scorer)
                 compress_layer(graph, self.geometry, layer, scores, states, storage)
             else:
                 self._output_full(graph, layer, key, value)

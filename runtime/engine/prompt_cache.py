@@ -45,15 +45,13 @@ class PromptCache:
         self.buffers = self.of_capacity(self._capacity)
 
     def suits(self, prefill: GraphEntry) -> bool:
-        """Whether the graph's caches have the same types."""
-        held = self._pasts | self._states
-        return all(
-            held[spec.name].dtype == spec.dtype for spec in prefill.inputs if spec.name in held
-        )
+        """Whether the graph's caches are the same, and have the same types."""
+        taken = {spec.name: spec.dtype for spec in prefill.inputs if names.is_past(spec.name)}
+        return taken == {name: one.dtype for name, one in (self._pasts | self._states).items()}
 
     def outputs(self, prefill: GraphEntry) -> Buffers:
         """The prefill graph's outputs but the caches: of equal shape, they are shared as well."""
-        specs = [spec for spec in prefill.outputs if not names.is_present(spec.name)]
+        specs = [spec for spec in prefill.outputs if spec.name not in self.buffers]
         keys = {spec.name: f"{spec.name} {spec.shape}" for spec in specs}
         for spec in specs:
             if keys[spec.name] not in self._outputs:
@@ -142,15 +140,15 @@ class PromptCache:
 
 
 def _with_positions(past: Buffer, positions: int) -> Buffer:
-    """The beginning of a cache's memory as [1,Hkv,N,D]."""
-    batch, heads, _, head_dim = past.shape
-    return past.reshape_to(batch, heads, positions, head_dim)
+    """The beginning of a cache's memory as [1,Hkv,N,...]."""
+    batch, heads, _, *width = past.shape
+    return past.reshape_to(batch, heads, positions, *width)
 
 
 def _positions(past: Buffer, start: int, count: int) -> Buffer:
     """Some positions of a cache's memory, from position `start` of head 0 on."""
-    _, heads, positions, head_dim = past.shape
-    return past.reshape_to(heads * positions, head_dim).rows(start, start + count)
+    _, heads, positions, *width = past.shape
+    return past.reshape_to(heads * positions, *width).rows(start, start + count)
 
 
 def _order(heads: int, *, grows: bool) -> Iterable[int]:

@@ -244,7 +244,7 @@ class BuildOptions:
         slots = Slots.of(shapes, layers, cache_of)
         vote = Vote(
             L_obs=self._value("L_obs", self._window(voter, template_tail, L_recent)),
-            pool_kernel=self._value("pool_kernel", default_pool_kernel(K)),
+            pool_kernel=self._value("pool_kernel", voter.pool or default_pool_kernel(K)),
             budget=budget,
             voter=voter,
             **{stage: self._value(stage, default) for stage, default in DEFAULTS.items()},
@@ -260,9 +260,9 @@ class BuildOptions:
     @property
     def _voter(self) -> Voter:
         """Who votes: by --vote-queries, or by the flags of one of them."""
-        implied: Voter | None = self._from_method_flags("voter")
-        name = self._value("vote_queries", None)
-        return implied or table.voter_of(name or Voter().name)
+        implied = {one.name: one for one in self._from_method_flags("voters") or ()}
+        name = self._value("vote_queries", None) or next(iter(implied), Voter().name)
+        return implied.get(name) or table.voter_of(name)
 
     def _window(self, voter: Voter, template_tail: int, L_recent: int) -> int:
         """W: long enough to see the end of a question before the template's tail.

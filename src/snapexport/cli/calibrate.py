@@ -1,7 +1,7 @@
 """Measure on your texts what some flags of `snapexport build` need to know of a model.
 
-Writes a JSON file for such a flag. BUILD is a build of the model: its vote, or its traces
-(--baseline), are watched on passages of the documents. Use texts like those that the model will
+Writes a file for such a flag, or for several a folder of files. BUILD is a build of the model with
+traces (--baseline), watched on passages of the documents. Use texts like those that the model will
 read.
 
 example:
@@ -10,6 +10,8 @@ example:
 
 import argparse
 import json
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text files, or folders of them",
     )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="what was measured, as JSON"
+        "--out",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="file of what was measured; with several flags a new folder of files",
     )
     for one in _calibrations():
         parser.add_argument(flag_of(one.flag), action="store_true", help=one.help)
@@ -74,40 +80,62 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, write the file, and print what was found."""
     require_at_least("--passages", arguments.passages, 1)
     build = Build.open(arguments.build)
-    require_writable(arguments.out, "--out")
+    methods = _choose_methods(arguments)
+    files = _files(arguments.out, methods)
     with needs_extra("eval"):
         from snapexport.compare.documents import open_tokenizer, passages, read_documents
+        from snapexport.compare.method import Texts
 
         documents = read_documents(arguments.documents)
-        measure: MethodMeasure = _choose_method(arguments).part("measure")
-    measure.require(build)
-    length, count = _length(build, arguments.length, measure.least(build)), arguments.passages
+        measures: list[MethodMeasure] = [method.part("measure") for method in methods]
+    for one in measures:
+        one.require(build)
+    least = max(one.least(build) for one in measures)
+    length, count = _length(build, arguments.length, least), arguments.passages
     tokenizer = open_tokenizer(build.directory)
     chosen = passages(documents, tokenizer, length, count)
     source = {"passages": [passage.name for passage in chosen], "tokens": length}
-    with whole_file(arguments.out, "--out") as write:
-        with AnswerProgress(len(chosen), "passages") as progress:
-            prompts = [passage.ids for passage in chosen]
-            text, found, words = measure.calibrate(
-                build, prompts, source, progress.advance, arguments.backend
-            )
-        write(text)
+    report = {"file": str(arguments.out), **source}
+    with AnswerProgress(len(chosen), "passages") as progress, ExitStack() as stack:
+        prompts = [passage.ids for passage in chosen]
+        texts = Texts(build, prompts, progress.advance, arguments.backend)
+        writers = [stack.enter_context(whole_file(file, "--out")) for file in files]
+        measured = [one.calibrate(texts, source) for one in measures]
+        for write, (content, found, _) in zip(writers, measured, strict=True):
+            write(content)
+            report |= found
     if arguments.json:
-        print(json.dumps({"file": str(arguments.out), **source, **found}))
+        print(json.dumps(report))
     else:
-        OUT.print(f"{arguments.out}: {len(chosen)} passages of {length} tokens; {words}")
+        for file, (_, _, words) in zip(files, measured, strict=True):
+            OUT.print(f"{file}: {len(chosen)} passages of {length} tokens; {words}")
     return 0
+
+
+def _files(out: Path, methods: Sequence[Method]) -> list[Path]:
+    """A file for each method: of several, in a folder, which is made."""
+    if len(methods) == 1:
+        require_writable(out, "--out")
+        return [out]
+    if out.exists() and not out.is_dir():
+        raise UserError(
+            f"--out {out} is a file: several measurements go into a folder", "name a new folder"
+        )
+    files = [out / one.calibration.file for one in methods if one.calibration]
+    require_writable(out if not out.exists() else files[0], "--out")
+    out.mkdir(exist_ok=True)
+    return files
 
 
 def _calibrations() -> list[Calibration]:
     return [method.calibration for method in METHODS if method.calibration]
 
 
-def _choose_method(arguments: argparse.Namespace) -> Method:
-    """The method whose flag is given, or the one that is measured by default."""
+def _choose_methods(arguments: argparse.Namespace) -> list[Method]:
+    """The methods whose flags are given, or the one that is measured by default."""
     known = {method.calibration: method for method in METHODS if method.calibration}
-    given = [one for one in known if not one.is_default and getattr(arguments, one.flag)]
-    return known[next(iter(given), None) or next(one for one in known if one.is_default)]
+    given = [method for one, method in known.items() if getattr(arguments, one.flag)]
+    return given or [method for one, method in known.items() if one.is_default]
 
 
 def _length(build: Build, given: int | None, least: int) -> int:

@@ -188,8 +188,8 @@ def _field_value(given: Any, L_max: int) -> Any:
 
 
 @contextmanager
-def whole_file(path: Path, flag: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that writes text. `path` changes when the block ends without error.
+def whole_file(path: Path, flag: str) -> Iterator[Callable[[str | bytes], None]]:
+    """Yield a function that writes a content. `path` changes when the block ends without error.
 
     Raises a UserError before the block for a path that cannot be written.
     """
@@ -199,9 +199,9 @@ def whole_file(path: Path, flag: str) -> Iterator[Callable[[str], None]]:
         _require_replaceable(target, flag)
         partial.touch()
 
-    def write(text: str) -> None:
-        with _write_errors(path, flag):
-            partial.write_bytes(text.encode())  # as bytes: no newline is translated
+    def write(content: str | bytes) -> None:
+        with _write_errors(path, flag):  # as bytes: no newline is translated
+            partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
     try:
         yield write

@@ -5,13 +5,14 @@ sequence.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import torch
 from numpy.typing import NDArray
 from polygraphy import cuda as polygraphy_cuda
@@ -40,18 +41,32 @@ LoadPlan = Callable[[GraphName], Any]
 """Returns a graph's deserialized engine, with its plugins and weights."""
 
 
-def on_onnxruntime(build: Build) -> GraphLoader:
-    """Loads the build's ONNX files."""
+def on_onnxruntime(
+    build: Build, shown: Mapping[GraphName, Sequence[str]] | None = None
+) -> GraphLoader:
+    """Loads the build's ONNX files.
+
+    shown: tensors of a graph that become outputs, of a build that may be changed: its file is.
+    """
 
     @contextmanager
     def load(graph: GraphName) -> Iterator[Infer]:
-        with OnnxrtRunner(lambda: _session(build, graph), name=graph) as runner:
+        file = build.graph(graph)
+        if shown and graph in shown:
+            _show(file, shown[graph])
+        with OnnxrtRunner(lambda: _session(build, file), name=graph) as runner:
             yield runner.infer
 
     return load
 
 
-def _session(build: Build, graph: GraphName) -> InferenceSession:
+def _show(file: Path, tensors: Sequence[str]) -> None:
+    model = onnx.load(file, load_external_data=False)
+    model.graph.output.extend(onnx.ValueInfoProto(name=one) for one in dict.fromkeys(tensors))
+    onnx.save(model, file)
+
+
+def _session(build: Build, file: Path) -> InferenceSession:
     """A session whose weights stay mapped from their files, without a copy.
 
     By default ONNX Runtime rearranges weights, and widens those in fp16 as it loads them. Here
@@ -62,7 +77,7 @@ def _session(build: Build, graph: GraphName) -> InferenceSession:
     options.execution_order = ExecutionOrder.PRIORITY_BASED
     options.enable_cpu_mem_arena = False
     return InferenceSession(
-        build.graph(graph),
+        file,
         options,
         providers=["CPUExecutionProvider"],
         disabled_optimizers=["FuseFp16InitializerToFp32NodeTransformer"],

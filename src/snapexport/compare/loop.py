@@ -69,7 +69,7 @@ class Loop:
         last_position: of the last token; None: the one after the others.
         """
         prompt, logits = np.asarray(tokens[:prompt_length]), {}
-        for end, out in self._chunks(prompt):
+        for end, out in self.chunks(prompt):
             if names.LOGITS in out:  # a sparse chunk has none
                 logits[end - 1] = out[names.LOGITS][0]
         if self._compresses:
@@ -93,7 +93,7 @@ class Loop:
 
     def prompt_states(self, prompt: Sequence[int] | Array) -> Feed:
         """The outputs of prefill's last chunk: caches of the whole prompt, and what votes."""
-        for _, out in self._chunks(np.asarray(prompt)):
+        for _, out in self.chunks(np.asarray(prompt)):
             found = out
         return found
 
@@ -122,8 +122,8 @@ class Loop:
         options = manifest.graph_options if self._compresses else GraphOptions()
         return table.inner_chunks(options, manifest.prefill_chunk)
 
-    def _chunks(self, prompt: Array) -> Iterator[tuple[int, Feed]]:
-        """Run prefill: the end of each chunk, and the graph's outputs."""
+    def chunks(self, prompt: Array) -> Iterator[tuple[int, Feed]]:
+        """Run prefill and yield the end of each chunk, and the graph's outputs."""
         length, chunk, out = len(prompt), self.build.manifest.prefill_chunk, Feed()
         padded = np.zeros(max(length, chunk), np.int64)
         padded[:length] = prompt

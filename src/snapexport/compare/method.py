@@ -1,6 +1,7 @@
 """Defines what a cache method does in comparisons and calibrations: the base of `measure.py`."""
 
 from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from snapexport.compare.loaders import Array, Feed
@@ -12,6 +13,21 @@ from snapexport.runtime.engine.open_executor import BackendName
 
 Prompts = Sequence[Sequence[int]]
 Source = dict[str, Any]
+
+
+@dataclass
+class Texts:
+    """Texts that methods measure by a build.
+
+    prompts: their token ids. on_prompt: called when one was measured. backend: what runs the
+    graphs; None: the default. attention: of those whose repetition was measured before.
+    """
+
+    build: Build
+    prompts: Prompts
+    on_prompt: Callable[[], None] = lambda: None
+    backend: BackendName | None = None
+    attention: list[dict[int, Array]] = field(default_factory=list)
 
 
 class Prefilled(Protocol):
@@ -62,17 +78,9 @@ class MethodMeasure:
         """
         raise NotImplementedError
 
-    def calibrate(
-        self,
-        build: Build,
-        prompts: Prompts,
-        source: Source,
-        on_prompt: Callable[[], None],
-        backend: BackendName | None = None,
-    ) -> tuple[str, Source, str]:
-        """Measure prompts: the text of a file, and what was found, for programs and in words.
+    def calibrate(self, texts: Texts, source: Source) -> tuple[bytes, Source, str]:
+        """Measure texts: the content of a file, and what was found, for programs and in words.
 
-        source: where the numbers come from, for the file. on_prompt: called after each prompt.
-        backend: what runs the graphs; None: the default. Raises UserError.
+        source: where the numbers come from, for the file. Raises UserError.
         """
         raise NotImplementedError

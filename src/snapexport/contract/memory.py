@@ -150,7 +150,7 @@ def vote_scores_bytes(
     """
     scores = scores_bytes(model, geometry.vote.L_obs, slots)
     for method in table.METHODS:
-        if method.vote_scores and method.voter == geometry.voter:
+        if method.vote_scores and geometry.voter in method.voters:
             scores = method.vote_scores(model, geometry, slots)
     return int(FACTORS[target].vote_scores * scores)
 

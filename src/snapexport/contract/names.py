@@ -38,6 +38,7 @@ _PAST = "past_key_values."
 _PRESENT = "present."
 _ATTENDED = "attended."
 _QUERY_WINDOW = "query_window."
+_PAST_VOTES, _VOTES = "past_votes.", "votes."
 
 
 OfNumber = Callable[[int], str]
@@ -73,6 +74,10 @@ query_window = numbered(_QUERY_WINDOW)
 """Queries of the last W tokens, [1,H,W,D]."""
 query = numbered("query.")
 """Scaled queries of a decode step, [B,H,1,D], in graphs made to output them."""
+past_votes = numbered(_PAST_VOTES)
+"""`votes` before a chunk; may share its buffer."""
+votes = numbered(_VOTES)
+"""What each position of a prompt is worth to each KV head, float32 [1,Hkv,T]."""
 slot_positions = numbered("slot_positions.")
 """The position that each cache slot of a row holds, int64 [1,Hkv,S], -1 where empty."""
 
@@ -121,7 +126,7 @@ def number_of(cache: str) -> int:
     return int(cache.removeprefix(_PAST).partition(".")[0])
 
 
-is_past = _begins(_PAST)
+is_past = _begins(_PAST, _PAST_VOTES)
 """Whether it names a cache input."""
 is_present = _begins(_PRESENT)
 """Whether it names a cache output."""
@@ -136,7 +141,7 @@ is_attended = _begins(_ATTENDED)
 """Whether it names an output of `attended_key` or `attended_value`."""
 
 
-_BUFFERS = (_PAST, _PRESENT), (_PAST, _ATTENDED)
+_BUFFERS = (_PAST, _PRESENT), (_PAST, _ATTENDED), (_PAST_VOTES, _VOTES)
 """Beginnings of inputs, and of the outputs that may share their buffers."""
 _AFTER = "present_"
 """`present_NAME.{l}` may share the buffer of the input `NAME.{l}`, such as slot_positions."""

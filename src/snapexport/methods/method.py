@@ -33,11 +33,13 @@ Reshape = Callable[[CacheGeometry, GraphOptions, ModelFacts, CacheGeometry | Non
 class Calibration(NamedTuple):
     """A measurement by `snapexport calibrate` for a method.
 
-    flag: of `calibrate`, by field. help: for its --help. is_default: measured without a flag.
+    flag: of `calibrate`, by field. help: for its --help. file: its name beside others. is_default:
+    measured without a flag.
     """
 
     flag: str
     help: str
+    file: str
     is_default: bool = False
 
 
@@ -71,7 +73,7 @@ class Method:
     run_flags: help of what can be asked of a build that has it when it is run, by `LLMConfig`'s
         fields.
     in_blocks: the options with which prompts can go block by block onto a compressed cache.
-    voter: for --vote-queries, where it is about who votes.
+    voters: for --vote-queries, where it is about who votes.
     rules, run_rules: what it excludes: in a build, and when a build is run.
     facts: what the rules of a finished build ask of its geometry, by flag.
     budget: the value of --budget that selects it. budget_help: what it is.
@@ -103,7 +105,7 @@ class Method:
     options: type[MethodOptions] | None = None
     run_flags: Mapping[str, str] = field(default_factory=dict)
     in_blocks: MethodOptions | None = None
-    voter: Voter | None = None
+    voters: tuple[Voter, ...] = ()
     rules: tuple[Rule, ...] = ()
     run_rules: tuple[Rule, ...] = ()
     facts: Callable[[CacheGeometry], Facts] = lambda geometry: {}
@@ -134,6 +136,6 @@ class Method:
         return getattr(importlib.import_module(f"{self.home}.{name}"), name.upper())
 
 
-def votes_by(voter: Voter) -> IsOn:
-    """An `is_on` that holds for builds with this voter."""
-    return lambda geometry, options: geometry.voter is not None and geometry.voter == voter
+def votes_by(*voters: Voter) -> IsOn:
+    """An `is_on` that holds for builds with one of these voters."""
+    return lambda geometry, options: geometry.voter in voters

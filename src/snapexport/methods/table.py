@@ -14,6 +14,7 @@ from snapexport.methods.calibrated.spec import CALIBRATED
 from snapexport.methods.extend.spec import EXTEND
 from snapexport.methods.head_budgets.spec import HEAD_BUDGETS
 from snapexport.methods.int8_cache.spec import INT8_CACHE
+from snapexport.methods.learned.spec import LEARNED_SCORES
 from snapexport.methods.method import Method
 from snapexport.methods.mtp.spec import MTP
 from snapexport.methods.pseudo.spec import PSEUDO
@@ -26,6 +27,7 @@ from snapexport.methods.top_tokens.spec import TOP_TOKENS
 from snapexport.methods.window_vote.spec import WINDOW_VOTE
 
 METHODS: tuple[Method, ...] = (
+    LEARNED_SCORES,
     WINDOW_VOTE,
     PSEUDO,
     REPEAT,
@@ -92,7 +94,7 @@ def method_of_likeliest(outputs: Container[str]) -> Method | None:
 
 def voters() -> dict[str, Voter]:
     """Who can vote, by the value of --vote-queries."""
-    return {one.voter.name: one.voter for one in METHODS if one.voter}
+    return {one.name: one for method in METHODS for one in method.voters}
 
 
 def voter_of(name: str) -> Voter:

@@ -58,7 +58,11 @@ class PlannedTensors:
         request, prompt, outputs = 0, 0, 0
         for name, given, made in graph_specs(_manifest(facts, options, geometry, chunk)):
             caches = planned_bytes(spec for key, spec in given.items() if names.is_past(key))
-            fresh = planned_bytes(spec for key, spec in made.items() if not names.is_present(key))
+            fresh = planned_bytes(
+                spec
+                for key, spec in made.items()
+                if not (names.is_present(key) or names.past_of(key) in given)
+            )
             kind = graph_of(name).kind
             request += caches if kind.owns_caches and kind.rows == "batch" else 0
             prompt += caches if name == "prefill" else 0

@@ -126,15 +126,15 @@ class SystemMaker:
         Those that need no window have their own vote too.
         """
         name = choices.get("vote_queries", Voter().name)
-        method = next((one for one in table.METHODS if one.voter and one.voter.name == name), None)
-        if method is None or method.voter is None:
+        voter = table.voters().get(name)
+        if voter is None:
             return choices  # refused with the other fields
-        dropped = {*method.voter.unused}
+        dropped = {*voter.unused}
         if "L_obs" in self.own.vote.voter.unused:  # the build's own says nothing
             dropped.add("L_obs")
         kept = {name: value for name, value in choices.items() if name not in dropped}
-        kept |= {"prefill_chunk": self.prefill_chunk} if method.voter.takes_chunk else {}
-        kind = method.options
+        kept |= {"prefill_chunk": self.prefill_chunk} if voter.takes_chunk else {}
+        kind = next(one.options for one in table.METHODS if voter in one.voters)
         of_traces = [one.name for one in fields(kind) if _of_traces(kind, one.name)] if kind else []
         return kept | dict.fromkeys(of_traces, Path("traces"))
 

@@ -14,7 +14,7 @@ from snapexport.builder.options import BuildOptions
 from snapexport.builder.staging import scratch
 from snapexport.compare.loaders import Array
 from snapexport.compare.loop import Loop
-from snapexport.compare.method import MethodMeasure, Prompts, Source
+from snapexport.compare.method import MethodMeasure, Source, Texts
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.exclusions import require_compatible
@@ -23,7 +23,6 @@ from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import markers
 from snapexport.methods.calibrated.queries import LayerQueries, MeanQueries
 from snapexport.methods.calibrated.surgery import Rotation, rotation_of
-from snapexport.runtime.engine.open_executor import BackendName
 
 
 def _require_queries(build: Build) -> None:
@@ -120,22 +119,16 @@ class CalibratedMeasure(MethodMeasure):
     def require(self, build: Build) -> None:
         _require_queries(build)
 
-    def calibrate(
-        self,
-        build: Build,
-        prompts: Prompts,
-        source: Source,
-        on_prompt: Callable[[], None],
-        backend: BackendName | None = None,
-    ) -> tuple[str, Source, str]:
-        if backend not in (None, "onnxruntime"):
+    def calibrate(self, texts: Texts, source: Source) -> tuple[bytes, Source, str]:
+        if texts.backend not in (None, "onnxruntime"):
             raise UserError(
-                f"--mean-queries is not supported with --backend {backend}",
+                f"--mean-queries is not supported with --backend {texts.backend}",
                 "leave --backend out: queries are measured on the CPU",
             )
-        text = measure_mean_queries(build, prompts, on_prompt).text(source)
-        count = _queries_of(build, prompts)
-        return text, {"queries_of_a_head": count}, f"{count} queries of each head"
+        queries = measure_mean_queries(texts.build, texts.prompts, texts.on_prompt)
+        count = _queries_of(texts.build, texts.prompts)
+        words = f"{count} queries of each head"
+        return queries.text(source).encode(), {"queries_of_a_head": count}, words
 
 
 MEASURE = CalibratedMeasure()

@@ -118,10 +118,12 @@ CALIBRATED = Method(
     parts=("surgery", "measure"),
     is_on=votes_by(VOTER),
     options=CalibratedOptions,
-    voter=VOTER,
+    voters=(VOTER,),
     rules=_RULES,
     vote_scores=vote_scores,
     calibration=Calibration(
-        "mean_queries", "measure queries before RoPE, for `build --mean-queries`, not head budgets"
+        "mean_queries",
+        "measure queries before RoPE, for `build --mean-queries`",
+        "mean_queries.json",
     ),
 )

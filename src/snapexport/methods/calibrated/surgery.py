@@ -21,7 +21,8 @@ in standard deviations over the eligible positions, and of the query heads of a 
 one counts. The least vote is 0.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ from snapexport.graphs.functions.vote import CONSTANTS, ELIGIBLE
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.method import MethodSurgery
 from snapexport.graphs.passes.base import SurgeryError, call, fresh, int64s, node
+from snapexport.graphs.passes.cache import of_heads
 from snapexport.methods.calibrated.queries import LayerQueries, MeanQueries
 from snapexport.methods.calibrated.spec import CalibratedOptions
 
@@ -137,13 +139,19 @@ class Rotation(NamedTuple):
         return rotated[..., : self.pairs] + 1j * rotated[..., self.pairs :]
 
 
-class MeanQuery(NamedTuple):
+@dataclass(frozen=True)
+class MeanQuery:
     """A layer's mean query after a prompt, float32 [1,H,1,D]. excess: float32 [1,H,P], as
     CalibratedVotes has it."""
 
     query: gs.Tensor
     excess: gs.Tensor
     interleaved: bool
+    is_pooled = True
+
+    def of(self, graph: gs.Graph, heads: Sequence[int], queries: Sequence[int]) -> "MeanQuery":
+        query, excess = (of_heads(graph, one, queries) for one in (self.query, self.excess))
+        return MeanQuery(query, excess, self.interleaved)
 
     def votes(self, graph: gs.Graph, states: PromptStates, layout: LayerGeometry) -> gs.Tensor:
         inputs = [self.query, self.excess, states.key, states.prompt_length]

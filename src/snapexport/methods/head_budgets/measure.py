@@ -12,15 +12,14 @@ import numpy as np
 
 from snapexport.compare.documents import manual, open_tokenizer, passages, read_documents
 from snapexport.compare.loaders import Array
-from snapexport.compare.method import MethodMeasure, Prompts, Source
+from snapexport.compare.method import MethodMeasure, Source, Texts
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.errors import UserError
 from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
 from snapexport.methods.head_budgets.spec import HeadBudgetOptions
-from snapexport.methods.repeat.measure import require_repeats, scores_of_texts
-from snapexport.runtime.engine.open_executor import BackendName
+from snapexport.methods.repeat.measure import attention_of, repeating, require_repeats
 
 LEAST = 64
 """Tokens of a text whose shares would be mostly rounding."""
@@ -80,36 +79,25 @@ class HeadBudgetMeasure(MethodMeasure):
         texts = read_documents(given.calibrate) if given.calibrate else [manual()]
         tokens = min(manifest.geometry.longest_prompt, TOKENS)
         chosen = passages(texts, open_tokenizer(build.directory), tokens, PASSAGES)
-        budget, _, words = self._budget(build, [one.ids for one in chosen], lambda: None)
+        budget, _, words = self._budget(Texts(build, [one.ids for one in chosen]))
         note(f"head budgets by {len(chosen)} passages of {tokens} tokens: {words}")
         return with_head_groups(manifest.geometry, budget, manifest.model, given.most_groups)
 
-    def calibrate(
-        self,
-        build: Build,
-        prompts: Prompts,
-        source: Source,
-        on_prompt: Callable[[], None],
-        backend: BackendName | None = None,
-    ) -> tuple[str, Source, str]:
-        budget, found, words = self._budget(build, prompts, on_prompt, backend)
-        geometry = build.manifest.geometry
+    def calibrate(self, texts: Texts, source: Source) -> tuple[bytes, Source, str]:
+        budget, found, words = self._budget(texts)
+        geometry = texts.build.manifest.geometry
         source = source | {"L_max": geometry.L_max, "cache_slots": geometry.held_whole}
-        return budget.text(source), found, words
+        return budget.text(source).encode(), found, words
 
-    def _budget(
-        self,
-        build: Build,
-        prompts: Prompts,
-        on_prompt: Callable[[], None],
-        backend: BackendName | None = None,
-    ) -> tuple[HeadBudget, Source, str]:
+    def _budget(self, texts: Texts) -> tuple[HeadBudget, Source, str]:
         """The budgets, and what is found of them, for programs and in words."""
-        geometry, layers = build.manifest.geometry, build.manifest.model.num_hidden_layers
-        shares: list[dict[int, list[float]]] = []
-        for prompt, scores in scores_of_texts(build, prompts, backend):
-            shares.append(share_of_text(geometry, scores, len(prompt)))
-            on_prompt()
+        manifest = texts.build.manifest
+        geometry, layers = manifest.geometry, manifest.model.num_hidden_layers
+        with repeating(texts) as made:
+            shares = [
+                share_of_text(geometry, scores, len(prompt))
+                for prompt, scores in zip(texts.prompts, attention_of(made, texts), strict=True)
+            ]
         budget = mean_budget(shares, layers, geometry.L_max)
         every = sorted((one for row in budget.layers for one in row), reverse=True)
         quarter = sum(every[: -(-len(every) // 4)]) / max(sum(every), 1e-9)

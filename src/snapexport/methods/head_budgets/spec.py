@@ -165,6 +165,7 @@ HEAD_BUDGETS = Method(
     calibration=Calibration(
         "head_budgets",
         "measure K of each KV head, for `build --head-budget`: the default",
+        "head_budgets.json",
         is_default=True,
     ),
 )

@@ -78,7 +78,7 @@ PSEUDO = Method(
     home=__package__,
     parts=("run",),
     is_on=votes_by(VOTER),
-    voter=VOTER,
+    voters=(VOTER,),
     rules=_RULES,
     further=further,
 )

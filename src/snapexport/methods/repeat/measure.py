@@ -5,7 +5,7 @@ runtime on any backend.
 """
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import numpy as np
 
@@ -14,14 +14,14 @@ from snapexport.builder.graph_files import Traces
 from snapexport.builder.options import BuildOptions
 from snapexport.builder.staging import scratch
 from snapexport.compare.loaders import Array, Feed
-from snapexport.compare.method import MethodMeasure, Prefilled, Prompts
+from snapexport.compare.method import MethodMeasure, Prefilled, Texts
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.methods.repeat.run import Repetition
-from snapexport.methods.repeat.spec import GRAPH, PIECE, repeated_chunk, repeated_starts, votes
-from snapexport.runtime.engine.open_executor import BackendName, open_executor
+from snapexport.methods.repeat.spec import GRAPH, PIECE, repeated_chunk, repeated_starts
+from snapexport.runtime.engine.open_executor import open_executor
 
 
 class RepeatMeasure(MethodMeasure):
@@ -52,41 +52,50 @@ def require_repeats(build: Build) -> None:
     Traces.of(build)
 
 
-def scores_of_texts(
-    build: Build, texts: Prompts, backend: BackendName | None = None
-) -> Iterator[tuple[list[int], dict[int, Array]]]:
-    """Each text (token ids), and the largest attention that its repetition gives each position.
+@contextmanager
+def repeating(texts: Texts) -> Iterator[Build]:
+    """A build derived from the texts', whatever votes there, that repeats prompts of their length.
 
-    Scores are float32 [Hkv,n], by layer that votes. A text is fed twice, in a build that is derived
-    from `build`, whatever votes there. Raises UserError for a build without traces.
+    Raises UserError for a build without traces.
     """
+    build = texts.build
     manifest, chunk = build.manifest, build.manifest.prefill_chunk
     sizes = {"L_sink": 0, "L_recent": 1, "K": 1, "pool_kernel": 1, "prefill_chunk": chunk}
     given = BuildOptions.of(
         model="",
         out=build.directory,
-        L_max=max(map(len, texts)) + chunk,
+        L_max=max(map(len, texts.prompts)) + chunk,
         vote_queries="repeat",
         **sizes,
     )
     plain = GraphOptions(share_weights=manifest.graph_options.share_weights)
     with scratch(build.directory.resolve()) as folder:
         geometry = given.geometry(manifest.model)
-        made = derive(build, geometry, folder / "repeated", plain, link_weights=True)
-        with closing(open_executor(made, backend=backend, role="prefill")) as executor:
-            for text in texts:
-                executor.prefill_prompt(0, text)
-                taker = executor.taker(PIECE)
-                assert isinstance(taker, Repetition)
-                read, held = executor.backend.memory.read, taker.votes
-                yield (
-                    list(text),
-                    {
-                        layer: np.array(read(held[votes(layer)])[0, :, : len(text)], np.float32)
-                        for layer in geometry.widest
-                        if votes(layer) in held
-                    },
-                )
+        yield derive(build, geometry, folder / "repeated", plain, link_weights=True)
+
+
+def attention_of(made: Build, texts: Texts) -> Iterator[dict[int, Array]]:
+    """The largest attention that each text's repetition gives its positions, by layer that votes.
+
+    made: of `repeating`. Each is float32 [Hkv,n].
+    """
+    if texts.attention:
+        yield from texts.attention
+        return
+    with closing(open_executor(made, backend=texts.backend, role="prefill")) as executor:
+        for text in texts.prompts:
+            executor.prefill_prompt(0, text)
+            taker = executor.taker(PIECE)
+            assert isinstance(taker, Repetition)
+            read, held = executor.backend.memory.read, taker.votes
+            of_text = {
+                layer: np.array(read(held[names.votes(layer)])[0, :, : len(text)], np.float32)
+                for layer in made.manifest.geometry.widest
+                if names.votes(layer) in held
+            }
+            yield of_text
+            texts.attention.append(of_text)
+            texts.on_prompt()
 
 
 MEASURE = RepeatMeasure()

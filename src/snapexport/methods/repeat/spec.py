@@ -46,10 +46,8 @@ VOTER = Voter(
     follows_prompt=True,
 )
 
-votes = names.numbered("votes.")
-"""The largest attention of repeated tokens to each position so far, float32 [1,Hkv,T]."""
 present_votes = names.numbered("present_votes.")
-"""`votes` after a further repeated chunk."""
+"""`names.votes` after a further repeated chunk: the largest attention to each position so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ def vote(facts: GraphFacts) -> Tensors:
     given = facts.whole(names.past_key, names.past_value) | windows(facts)
     inputs: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
     inputs |= {name: spec for name, spec in given.items() if name in read}
-    return inputs | _votes(facts, votes), _votes(facts, present_votes)
+    return inputs | _votes(facts, names.votes), _votes(facts, present_votes)
 
 
 def _votes(facts: GraphFacts, name_of: names.OfNumber) -> Specs:
@@ -101,7 +99,7 @@ def _votes(facts: GraphFacts, name_of: names.OfNumber) -> Specs:
 
 def tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
     """Prefill outputs the queries of each chunk; the compress step takes votes."""
-    given = _votes(facts, votes) if kind == "compress" else {}
+    given = _votes(facts, names.votes) if kind == "compress" else {}
     return given, windows(facts) if gives_windows(facts, kind) else {}
 
 
@@ -152,7 +150,7 @@ REPEAT = Method(
     home=__package__,
     parts=("surgery", "run", "measure"),
     is_on=votes_by(VOTER),
-    voter=VOTER,
+    voters=(VOTER,),
     rules=_RULES,
     tensors=tensors,
     kinds=(

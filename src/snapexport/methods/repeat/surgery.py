@@ -10,7 +10,7 @@ Attributes: first_row (int), scale and softcap (float, 0: none). Row i of the qu
 L + first_row + i, and attends to all positions up to its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,9 +34,9 @@ from snapexport.graphs.functions import Function
 from snapexport.graphs.functions.vote import SCORES, scores_text
 from snapexport.graphs.method import GraphSurgery, Recipe
 from snapexport.graphs.passes.base import call, fresh, int64s, node
+from snapexport.graphs.passes.cache import of_heads
 from snapexport.graphs.passes.latents import Latents
 from snapexport.methods.repeat.spec import GRAPH, VOTING_ROWS, present_votes
-from snapexport.methods.repeat.spec import votes as votes_name
 from snapexport.methods.window_vote.surgery import WindowVote
 
 _VOTES = (
@@ -87,7 +87,11 @@ def repetition_votes(softcapped: bool) -> Function:
 class Counted:
     """Votes that were counted before: an input of the compress step."""
 
-    given: gs.Variable
+    given: gs.Tensor
+    is_pooled = True
+
+    def of(self, graph: gs.Graph, heads: Sequence[int], queries: Sequence[int]) -> "Counted":
+        return Counted(of_heads(graph, self.given, heads))
 
     def votes(self, graph: gs.Graph, states: PromptStates, layout: LayerGeometry) -> gs.Tensor:
         return self.given
@@ -106,7 +110,7 @@ class Repetition(Voting):
 
 
 def _votes(layer: int, kv_heads: int, geometry: CacheGeometry) -> gs.Variable:
-    return gs.Variable(votes_name(layer), np.float32, (1, kv_heads, geometry.L_max))
+    return gs.Variable(names.votes(layer), np.float32, (1, kv_heads, geometry.L_max))
 
 
 def vote_graph(prefill: gs.Graph, recipe: Recipe) -> gs.Graph:

@@ -36,6 +36,6 @@ WINDOW_VOTE = Method(
     is_on=lambda geometry, options: (
         geometry.compresses and (geometry.voter is None or geometry.voter.by_window)
     ),
-    voter=PROMPT_VOTER,
+    voters=(PROMPT_VOTER,),
     tensors=tensors,
 )

@@ -1,0 +1,138 @@
+"""Says what the vote of learned scores needs, and what it does not go with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapexport.contract import names
+from snapexport.contract.graph_options import MethodOptions, option
+from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
+from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.rule import (
+    FULL,
+    KEEPS_ALL,
+    LEAVE_OUT,
+    NO_TOPK,
+    RANKS,
+    SAGE,
+    STREAMING,
+    Choice,
+    Rule,
+    flag,
+    some,
+)
+from snapexport.contract.vote import OPTIONS_OF_WINDOW, Voter
+from snapexport.methods.method import Calibration, Method, votes_by
+
+LEARNED = Voter(
+    name="learned",
+    help="none: scores learned on other texts, by --scores",
+    words="learned scores",
+    counts="learned",
+    unused=OPTIONS_OF_WINDOW,
+    default_window=1,
+    pool=1,
+    votes_on_blocks=False,
+)
+BOTH = Voter(
+    name="both",
+    help="half by the prompt's, half by learned scores",
+    words="half by window {W}, half by learned scores",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedOptions(MethodOptions):
+    """scores: the file of learned scores; a build's traces hold what it says."""
+
+    scores: Path | None = option(
+        None,
+        "file of learned scores, from `snapexport calibrate --scores`, or a folder of KVzap's "
+        "weights",
+        "cache",
+        metavar="PATH",
+        recorded=False,
+        of_traces=True,
+    )
+
+    def require_model(self, model: ModelFacts) -> None:
+        if self.scores:
+            from snapexport.methods.learned.scores import LearnedScores  # loads NumPy
+
+            LearnedScores.read(self.scores).require_model(model)
+
+
+def tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
+    """A chunk writes its scores beside its keys and values; the compress step takes them."""
+    if kind == "compress":
+        return _votes(facts, names.votes), {}
+    if names.PAST_LENGTH in common[0] and not facts.is_full:
+        return _votes(facts, names.past_votes), _votes(facts, names.votes)
+    return {}, {}
+
+
+def _votes(facts: GraphFacts, name_of: names.OfNumber) -> Specs:
+    kv_heads = facts.model.kv_heads
+    return {name_of(n): ("float32", (1, kv_heads[n], facts.capacity)) for n in facts.voting}
+
+
+CHOICE = Choice(
+    "--vote-queries {vote_queries}",
+    {"vote_queries": "learned", "scores": True},
+    lambda f: f.get("vote_queries") in (LEARNED.name, BOTH.name),
+)
+_ALONE = Choice(
+    "--vote-queries learned",
+    {"vote_queries": "learned", "scores": True},
+    lambda f: f.get("vote_queries") == LEARNED.name,
+)
+_SCORES = some("--scores", "scores", True)
+_NO_SCORES = Choice(
+    "--scores",
+    {"scores": None},
+    lambda f: "scores" in f and not f["scores"],
+    joined="without",
+)
+_OTHERS = Choice(
+    "--vote-queries {vote_queries}",
+    {"vote_queries": "prompt"},
+    lambda f: f.get("vote_queries") not in (None, LEARNED.name, BOTH.name),
+)
+_NONE = Choice(
+    "--vote-queries",
+    {"vote_queries": None},
+    lambda f: "vote_queries" in f and f["vote_queries"] is None,
+    joined="without",
+)
+_VALUES = {"L_obs": 8, "vote": "sum", "softmax": "causal", "group": "max"}
+_RULES = (
+    Rule(_SCORES, FULL, KEEPS_ALL, LEAVE_OUT),
+    Rule(_SCORES, STREAMING, NO_TOPK, LEAVE_OUT),
+    Rule(CHOICE, SAGE, "there only the last token votes", "use --policy snapstream"),
+    *(
+        Rule(flag(field, _VALUES[field]), _ALONE, "no query votes", LEAVE_OUT)
+        for field in LEARNED.unused
+    ),
+    Rule(
+        CHOICE,
+        _NO_SCORES,
+        "it votes by learned scores",
+        "learn them with `snapexport calibrate BUILD --scores --documents DIR --out FILE`",
+    ),
+    Rule(_SCORES, _OTHERS, "they are for --vote-queries learned or both", LEAVE_OUT),
+    Rule(flag("extend"), CHOICE, "the scores of cached positions are not kept"),
+    Rule(CHOICE, RANKS, "", LEAVE_OUT),
+)
+
+LEARNED_SCORES = Method(
+    name="learned",
+    home=__package__,
+    parts=("surgery", "measure"),
+    is_on=votes_by(LEARNED, BOTH),
+    options=LearnedOptions,
+    voters=(BOTH, LEARNED),
+    rules=_RULES,
+    tensors=tensors,
+    calibration=Calibration(
+        "scores", "learn what each position is worth, for `build --scores`", "scores.safetensors"
+    ),
+)
