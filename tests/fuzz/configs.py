@@ -58,6 +58,7 @@ class Configs:
 
         options = BuildOptions.of(model=str(directory), out=directory / "out", **material.FLAGS)
         resolved = resolve(options)
+        _make_end_whole(directory / "config.json")
         self._require_numbers(resolved.model.model_dump())
         model = self._reference(self._family, directory)
         config = model.config
@@ -126,3 +127,11 @@ class Configs:
                     break
         if found[: len(expected)] != expected:
             raise WronglyAcceptedError(f"tokens {found}, transformers' are {expected}")
+
+
+def _make_end_whole(config: Path) -> None:
+    """Write an end token such as 2.0 as 2: we read it so, and transformers' check of types fails."""
+    fields = json.loads(config.read_text("utf-8-sig"))
+    end = fields.get("eos_token_id")
+    if type(end) is float and end.is_integer():
+        material.replace(config, json.dumps(fields | {"eos_token_id": int(end)}).encode())

@@ -116,8 +116,12 @@ class Headers:
         from snapexport.exporter.read import open_checkpoint
 
         if (directory / INDEX).exists():
-            tensors = open_checkpoint(directory).tensors
+            opened = open_checkpoint(directory)
+            tensors = opened.tensors
             self._require_inside(tensors, directory)
+            index = json.loads((directory / INDEX).read_bytes())["weight_map"]
+            if index.keys() - tensors.keys() != opened.absent.files.keys():
+                raise WronglyAcceptedError("it does not know what the index names in vain")
             spans = dict(tensors)
         else:
             spans = read_header(directory / FILE)
@@ -159,8 +163,6 @@ class Headers:
                 raise WronglyAcceptedError("a tensor that the index does not name")
             if (directory / index[name]).resolve() != span.file:
                 raise WronglyAcceptedError("a tensor in another shard than the index says")
-        if index.keys() - spans.keys():
-            raise WronglyAcceptedError("the index names tensors that no shard has")
 
     def _read(self, spans: dict[str, Any]) -> dict[str, bytes]:
         return {name: span.dtype.encode() + _bytes(span) for name, span in spans.items()}

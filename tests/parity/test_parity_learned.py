@@ -1,6 +1,7 @@
 """The vote of learned scores: networks applied by NumPy in float64 to transformers' own states."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from math import erf
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from snapexport.compare.method import Texts
 from snapexport.contract.build_directory import Build
 from snapexport.contract.slots import LayerGeometry
+from snapexport.errors import UserError
+from snapexport.methods.head_budgets.groups import HeadBudget
+from snapexport.methods.learned.measure import LEAST, PENALTY, learn
 from snapexport.methods.learned.scores import LearnedScores, Linear, Network
+from snapexport.methods.repeat.measure import attention_of, repeating
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.builds import build
 from tests.oracle import cases, masked
@@ -41,7 +47,7 @@ def network(draw: np.random.Generator, width: int, kv_heads: int, inner: int) ->
             (draw.standard_normal((out, given)) / given**0.5).astype(np.float32),
             draw.standard_normal(out).astype(np.float32) - 3,
         )
-        for given, out in zip(sizes, sizes[1:], strict=False)
+        for given, out in pairwise(sizes)
     )
 
 
@@ -134,9 +140,10 @@ def kept_of(built: Build, prompt: tuple[int, ...]) -> list[Array]:
         {"target": "portable"},
         {"target": "openvino", "prefill_chunk": 16},
         {"prefill_chunk": 96},
-        {"target": "portable", "prefill_capacities": [32, 64]},
+        {"target": "portable", "prefill_capacities": [32], "prefill_chunk": 16},
         {"short_chunks": (8,)},
-        {"prefill_budget": 32, "L_max": 96, "prefill_chunk": 16},
+        {"prefill_budget": 48, "prefill_chunk": 16},
+        {"cache_dtype": "int8"},
         {"vote_queries": "both"},
         {"vote_queries": "both", "target": "openvino"},
         {"vote_queries": "both", "prefill_chunk": 96},
@@ -158,7 +165,71 @@ def test_kept_positions_have_the_highest_scores(
         kept, states = kept_of(built, prompt), states_of(name, prompt)
         first = kept_of(window, prompt) if window else None
         for layer, shape in built.manifest.geometry.shapes.items():
-            if shape.K:
+            if shape.K and not (layer and "prefill_budget" in options):  # it changes later states
                 of = scores(learned[1].layers[layer], states[layer])
                 eligible = of[:, shape.L_sink : length - shape.L_recent]
                 assert_best(kept[layer], eligible, shape, first and first[layer])
+
+
+def test_heads_with_budgets_of_their_own_keep_by_their_own_scores(
+    make: Any, name: str, learned: Any, tmp_path: Path
+) -> None:
+    model = make().manifest.model
+    row = [30.0, *[10.0] * (max(model.kv_heads) - 1)]
+    rows = tuple(() if layer.reach else tuple(row[: layer.kv_heads]) for layer in model.layers)
+    file = tmp_path / "heads.json"
+    file.write_text(HeadBudget(len(row), rows).text({}))
+    for voter in ("learned", "both"):
+        built, prompt = make(head_budget=file, vote_queries=voter), cases.prompt(96)
+        kept, states = kept_of(built, prompt), states_of(name, prompt)
+        geometry = built.manifest.geometry
+        for cache, shape in zip(geometry.slots.caches, geometry.layers, strict=True):
+            for head in (cache.heads or ()) if shape.K else ():
+                row = kept[cache.layer][head]
+                row = row[row >= 0][None]
+                assert row.shape[1] == shape.K and (np.diff(row) > 0).all()
+                of = scores(learned[1].layers[cache.layer], states[cache.layer])[[head]]
+                if voter == "learned":
+                    assert_best(row, of[:, shape.L_sink : 96 - shape.L_recent], shape)
+
+
+def test_scores_are_the_ridge_regression_of_what_a_repetition_attends_to(
+    make: Any, name: str
+) -> None:
+    """States as transformers has them, solved in float64; positions after the sinks."""
+    built = make(baseline=True)
+    texts = Texts(built, [cases.prompt(length, length) for length in (70, 64)])
+    found, correlation = learn(texts)
+    assert correlation is not None and -1 <= correlation <= 1 and len(texts.attention) == 2
+    with repeating(texts) as made:
+        again = list(attention_of(made, Texts(built, texts.prompts)))
+    states = [states_of(name, prompt) for prompt in texts.prompts]
+    for layer, (linear,) in found.layers.items():
+        rows = np.concatenate([one[layer][SIZES["L_sink"] :] for one in states])
+        rows = np.concatenate([rows, np.ones((len(rows), 1))], 1)
+        wanted = np.concatenate([one[layer][:, SIZES["L_sink"] :].T for one in again])
+        wanted = np.log(np.maximum(wanted.astype(np.float64), LEAST))
+        inner = rows.T @ rows + PENALTY * np.eye(rows.shape[1])
+        solved = np.linalg.solve(inner, rows.T @ wanted)
+        np.testing.assert_allclose(linear.weight, solved[:-1].T, atol=1e-4)
+        np.testing.assert_allclose(linear.bias, solved[-1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"vote_queries": "prompt"}, "--scores is not supported with --vote-queries prompt"),
+        ({"L_obs": 4}, "--L-obs 4 is not supported with --vote-queries learned"),
+        ({"softmax": "causal"}, "--softmax causal is not supported with --vote-queries learned"),
+        ({"policy": "sage", "K": None}, "--vote-queries learned is not supported with --policy"),
+        ({"scores": None}, "without --scores"),
+        ({"extend": True}, "--extend is not supported with --vote-queries learned"),
+        ({"scores": Path("absent")}, "there is no file absent"),
+    ],
+)
+def test_what_learned_scores_have_no_use_for_is_refused(
+    make: Any, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UserError, match=says) as error:
+        make(**options)
+    assert error.value.hint
