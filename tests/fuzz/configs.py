@@ -130,7 +130,7 @@ class Configs:
 
 
 def _make_end_whole(config: Path) -> None:
-    """Write an end token such as 2.0 as 2: we read it so, and transformers' check of types fails."""
+    """Write an end token such as 2.0 as 2: so we read it, and transformers refuses it."""
     fields = json.loads(config.read_text("utf-8-sig"))
     end = fields.get("eos_token_id")
     if type(end) is float and end.is_integer():

@@ -1,6 +1,8 @@
 """The vote of learned scores: networks applied by NumPy in float64 to transformers' own states."""
 
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from math import erf
 from pathlib import Path
@@ -33,10 +35,19 @@ SLOW = pytest.mark.slow
 LATER = "qwen3", "gemma3", "phi3", "gpt2", "cohere2", "gpt-oss", "qwen3-moe"
 
 
-@pytest.fixture(scope="module", params=["llama", *(pytest.param(n, marks=SLOW) for n in LATER)])
-def name(request: Any) -> str:
-    found: str = request.param
-    return found
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"target": "portable"},
+    {"target": "openvino", "prefill_chunk": 16},
+    {"prefill_chunk": 96},
+    {"target": "portable", "prefill_capacities": [32], "prefill_chunk": 16},
+    {"short_chunks": (8,)},
+    {"prefill_budget": 48, "prefill_chunk": 16},
+    {"cache_dtype": "int8"},
+    {"vote_queries": "both"},
+    {"vote_queries": "both", "target": "openvino"},
+    {"vote_queries": "both", "prefill_chunk": 96},
+)
 
 
 def network(draw: np.random.Generator, width: int, kv_heads: int, inner: int) -> Network:
@@ -94,32 +105,28 @@ def assert_best(kept: Array, of: Array, shape: LayerGeometry, given: Array | Non
         assert own.min() >= np.sort(others)[-len(own)] - CLOSE
 
 
-@pytest.fixture(scope="module")
-def learned(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LearnedScores]:
+@cache
+def learned(name: str) -> tuple[Path, LearnedScores]:
     """Networks of a checkpoint, of one layer and of two in turn."""
-    draw, width = np.random.default_rng(3), states_of(name, cases.prompt(8))
-    config = masked.load(cases.checkpoint(name), "eager").config.get_text_config()
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    draw, states = np.random.default_rng(3), states_of(name, cases.prompt(8))
+    with torch.no_grad():
+        past = masked.load(cases.checkpoint(name), "eager")(torch.tensor([[1]])).past_key_values
     made = LearnedScores(
         {
-            layer: network(draw, states.shape[1], kv_heads, 7 * (layer % 2))
-            for layer, states in width.items()
+            layer: network(draw, one.shape[1], past.layers[layer].keys.shape[1], 7 * (layer % 2))
+            for layer, one in states.items()
         }
     )
-    file = tmp_path_factory.mktemp("scores") / "scores.safetensors"
+    file = Path(tempfile.mkdtemp(dir=cases.checkpoint(name).parent)) / "scores.safetensors"
     file.write_bytes(made.content())
     return file, made
 
 
-@pytest.fixture(scope="module")
-def make(
-    name: str, learned: tuple[Path, LearnedScores], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Build]:
-    folder = tmp_path_factory.mktemp("learned")
-
-    def made(**options: Any) -> Build:
-        out = folder / f"b{len(list(folder.iterdir()))}"
-        choices = {"prefill_chunk": CHUNK, "scores": learned[0], "vote_queries": "learned"}
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Build]:
+    def made(name: str, **options: Any) -> Build:
+        out = tmp_path / f"b{len(list(tmp_path.iterdir()))}"
+        choices = {"prefill_chunk": CHUNK, "scores": learned(name)[0], "vote_queries": "learned"}
         return build(cases.checkpoint(name), out, **SIZES | choices | options)
 
     return made
@@ -134,70 +141,60 @@ def kept_of(built: Build, prompt: tuple[int, ...]) -> list[Array]:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"target": "portable"},
-        {"target": "openvino", "prefill_chunk": 16},
-        {"prefill_chunk": 96},
-        {"target": "portable", "prefill_capacities": [32], "prefill_chunk": 16},
-        {"short_chunks": (8,)},
-        {"prefill_budget": 48, "prefill_chunk": 16},
-        {"cache_dtype": "int8"},
-        {"vote_queries": "both"},
-        {"vote_queries": "both", "target": "openvino"},
-        {"vote_queries": "both", "prefill_chunk": 96},
-    ],
+    ("name", "options"),
+    [*(("llama", one) for one in OPTIONS), *(pytest.param(one, {}, marks=SLOW) for one in LATER)],
     ids=str,
 )
 def test_kept_positions_have_the_highest_scores(
-    name: str, make: Any, learned: Any, options: dict[str, Any]
+    make: Any, name: str, options: dict[str, Any]
 ) -> None:
     """For `both`, those that the window alone chooses come first."""
     window, is_both = None, options.get("vote_queries") == "both"
     options = options | ({"pool_kernel": 5} if is_both else {})
-    built = make(**options)
+    built = make(name, **options)
     if is_both:
         plain = {"vote_queries": "prompt", "scores": None, "K": K // 2}
-        window = make(**options | plain)
+        window = make(name, **options | plain)
     for length in (33, 61, 96):
         prompt = cases.prompt(length)
         kept, states = kept_of(built, prompt), states_of(name, prompt)
         first = kept_of(window, prompt) if window else None
         for layer, shape in built.manifest.geometry.shapes.items():
             if shape.K and not (layer and "prefill_budget" in options):  # it changes later states
-                of = scores(learned[1].layers[layer], states[layer])
+                of = scores(learned(name)[1].layers[layer], states[layer])
                 eligible = of[:, shape.L_sink : length - shape.L_recent]
                 assert_best(kept[layer], eligible, shape, first and first[layer])
 
 
 def test_heads_with_budgets_of_their_own_keep_by_their_own_scores(
-    make: Any, name: str, learned: Any, tmp_path: Path
+    make: Any, tmp_path: Path
 ) -> None:
-    model = make().manifest.model
+    name = "llama"
+    model = make(name).manifest.model
     row = [30.0, *[10.0] * (max(model.kv_heads) - 1)]
     rows = tuple(() if layer.reach else tuple(row[: layer.kv_heads]) for layer in model.layers)
     file = tmp_path / "heads.json"
     file.write_text(HeadBudget(len(row), rows).text({}))
     for voter in ("learned", "both"):
-        built, prompt = make(head_budget=file, vote_queries=voter), cases.prompt(96)
+        built, prompt = make(name, head_budget=file, vote_queries=voter), cases.prompt(96)
         kept, states = kept_of(built, prompt), states_of(name, prompt)
         geometry = built.manifest.geometry
-        for cache, shape in zip(geometry.slots.caches, geometry.layers, strict=True):
-            for head in (cache.heads or ()) if shape.K else ():
-                row = kept[cache.layer][head]
+        for own, shape in zip(geometry.slots.caches, geometry.layers, strict=True):
+            for head in (own.heads or ()) if shape.K else ():
+                row = kept[own.layer][head]
                 row = row[row >= 0][None]
                 assert row.shape[1] == shape.K and (np.diff(row) > 0).all()
-                of = scores(learned[1].layers[cache.layer], states[cache.layer])[[head]]
+                of = scores(learned(name)[1].layers[own.layer], states[own.layer])[[head]]
                 if voter == "learned":
                     assert_best(row, of[:, shape.L_sink : 96 - shape.L_recent], shape)
 
 
 def test_scores_are_the_ridge_regression_of_what_a_repetition_attends_to(
-    make: Any, name: str
+    make: Any,
 ) -> None:
     """States as transformers has them, solved in float64; positions after the sinks."""
-    built = make(baseline=True)
+    name = "llama"
+    built = make(name, baseline=True)
     texts = Texts(built, [cases.prompt(length, length) for length in (70, 64)])
     found, correlation = learn(texts)
     assert correlation is not None and -1 <= correlation <= 1 and len(texts.attention) == 2
@@ -231,5 +228,5 @@ def test_what_learned_scores_have_no_use_for_is_refused(
     make: Any, options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UserError, match=says) as error:
-        make(**options)
+        make("llama", **options)
     assert error.value.hint
