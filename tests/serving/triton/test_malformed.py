@@ -33,7 +33,7 @@ MALFORMED = {
         "input_ids: a prompt is empty",
     ),
     "unknown ids": (tensors({"input_ids": [1, 2002]}), "input_ids: 2002 is not a token"),
-    "too long": (tensors({"input_ids": [1] * 2065}), "input_ids: a prompt has 2065 tokens"),
+    "too long": (tensors({"input_ids": [1] * 2065}), "input_ids: a prompt has 2,065 tokens"),
     "far too long": (
         tensors(PROMPT | {"text_input": "a " * 5_000_000}),
         "text_input: a prompt has 10000000 bytes",
