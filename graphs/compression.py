@@ -18,7 +18,7 @@ from snapexport.contract.vote import Vote
 from snapexport.graphs.functions.rings import SNAPSTREAM_GATHER
 from snapexport.graphs.functions.vote import select_voted, snapkv_select
 from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, ATTENTION, TRACE_DOMAIN
-from snapexport.graphs.passes.base import call, fresh, graph_input, markers, node
+from snapexport.graphs.passes.base import call, fresh, graph_input, int64s, markers, node
 from snapexport.graphs.passes.cache import cache_like, of_heads, query_heads
 from snapexport.graphs.passes.storage import Prompt, Storage, cast, storage_of
 
@@ -68,13 +68,23 @@ class PromptStates:
 class Scorer(Protocol):
     """Scores a layer's positions in the place of the window's vote.
 
-    is_pooled: whether neighbours share votes.
+    is_pooled: whether neighbours share votes. given: the scores where there are some, float32
+    [1,Hkv,T]. kept_as: the input of decode that holds those of cached positions, [B,Hkv,S,1], by
+    cache; None: none does.
     """
 
     is_pooled: bool
 
+    @property
+    def kept_as(self) -> names.OfNumber | None: ...
+    @property
+    def given(self) -> gs.Tensor: ...
+
     def of(self, graph: gs.Graph, heads: Sequence[int], queries: Sequence[int]) -> "Scorer":
         """The scorer of some KV heads, and of their query heads."""
+
+    def of_entries(self, given: gs.Tensor) -> "Scorer":
+        """The scorer with scores of other positions."""
 
     def votes(self, graph: gs.Graph, states: PromptStates, layout: LayerGeometry) -> gs.Tensor:
         """Append the votes, float32 [1,Hkv,T]."""
@@ -86,9 +96,11 @@ class Voting:
     A method that is about who votes overrides both.
     """
 
-    def __init__(self, graph: gs.Graph, geometry: CacheGeometry, tokens: int) -> None:
+    def __init__(
+        self, graph: gs.Graph, geometry: CacheGeometry, options: GraphOptions, tokens: int
+    ) -> None:
         """tokens: of the trace's chunk."""
-        self.graph, self.geometry, self.tokens = graph, geometry, tokens
+        self.graph, self.geometry, self.options, self.tokens = graph, geometry, options, tokens
 
     def scorer(
         self, layer: int, marker: gs.Node, query: gs.Tensor, length: gs.Tensor
@@ -148,6 +160,18 @@ def _compress_cache(
     graph.outputs.extend(storage.compressed(graph, layer, prompt, kept))
     if layout.K:
         graph.outputs.append(positions)
+    if states.scorer and states.scorer.kept_as:
+        scores, spare = column(graph, states.scorer.given), gs.Variable(fresh(graph, "spare"))
+        name = names.present_of(states.scorer.kept_as(layer))
+        graph.outputs.append(cache_like(scores, name, layout.cache_slots))
+        inputs = [scores, scores, states.prompt_length, positions]
+        call(graph, SNAPSTREAM_GATHER, inputs, [graph.outputs[-1], spare], **ring)
+
+
+def column(graph: gs.Graph, scores: gs.Tensor) -> gs.Variable:
+    """Scores [B,Hkv,N] as caches hold them, [B,Hkv,N,1]."""
+    out = gs.Variable(fresh(graph, "column"), scores.dtype, (*scores.shape, 1))
+    return node(graph, "Unsqueeze", [scores, int64s(graph, -1)], [out])[0]
 
 
 def select(

@@ -103,4 +103,4 @@ def surgeries(recipe: Recipe) -> list[MethodSurgery]:
 def voting(recipe: Recipe, graph: gs.Graph, tokens: int) -> Voting:
     """The vote in a graph of compression. tokens: of the trace's chunk."""
     found = next(one.voting for one in surgeries(recipe) if one.voting)
-    return found(graph, recipe.geometry, tokens)
+    return found(graph, recipe.geometry, recipe.options, tokens)

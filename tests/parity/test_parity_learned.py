@@ -24,6 +24,8 @@ from snapexport.methods.repeat.measure import attention_of, repeating
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.builds import build
 from tests.oracle import cases, masked
+from tests.oracle.raw import RawBuild
+from tests.parity.test_parity_extend import Extended
 
 Array = NDArray[Any]
 
@@ -166,15 +168,20 @@ def test_kept_positions_have_the_highest_scores(
                 assert_best(kept[layer], eligible, shape, first and first[layer])
 
 
+def budgets(built: Build, folder: Path) -> Path:
+    """A file by which the first head of each layer keeps more than the others."""
+    model, file = built.manifest.model, folder / "heads.json"
+    row = [30.0, *[10.0] * (max(model.kv_heads) - 1)]
+    rows = tuple(() if layer.reach else tuple(row[: layer.kv_heads]) for layer in model.layers)
+    file.write_text(HeadBudget(len(row), rows).text({}))
+    return file
+
+
 def test_heads_with_budgets_of_their_own_keep_by_their_own_scores(
     make: Any, tmp_path: Path
 ) -> None:
     name = "llama"
-    model = make(name).manifest.model
-    row = [30.0, *[10.0] * (max(model.kv_heads) - 1)]
-    rows = tuple(() if layer.reach else tuple(row[: layer.kv_heads]) for layer in model.layers)
-    file = tmp_path / "heads.json"
-    file.write_text(HeadBudget(len(row), rows).text({}))
+    file = budgets(make(name), tmp_path)
     for voter in ("learned", "both"):
         built, prompt = make(name, head_budget=file, vote_queries=voter), cases.prompt(96)
         kept, states = kept_of(built, prompt), states_of(name, prompt)
@@ -187,6 +194,55 @@ def test_heads_with_budgets_of_their_own_keep_by_their_own_scores(
                 of = scores(learned(name)[1].layers[own.layer], states[own.layer])[[head]]
                 if voter == "learned":
                     assert_best(row, of[:, shape.L_sink : 96 - shape.L_recent], shape)
+
+
+@pytest.mark.parametrize("options", [{}, {"heads": True}, {"vote_queries": "both"}], ids=str)
+def test_blocks_are_chosen_from_by_the_scores_that_cached_positions_kept(
+    make: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """In layer 0, whose states are the tokens'. Scores do not change: the best of all are kept."""
+    if options.pop("heads", False):
+        options = {"head_budget": budgets(make("llama"), tmp_path)}
+    built, prompt = make("llama", extend=True, **options), cases.prompt(96)
+    extended, geometry = Extended(RawBuild(built.directory)), built.manifest.geometry
+    for start in range(0, 96, 16):
+        extended.take(prompt[start : start + 16])
+    of = scores(learned("llama")[1].layers[0], states_of("llama", prompt)[0])
+    kept = extended.kept(geometry)
+    for own, shape in zip(geometry.slots.caches, geometry.layers, strict=True):
+        if own.layer == 0 and "vote_queries" not in options:
+            theirs = of if own.heads is None else of[[*own.heads]]
+            assert_best(kept[own.cache], theirs[:, shape.L_sink : 96 - shape.L_recent], shape)
+    if "head_budget" not in options:
+        assert_cached(extended.row, of)
+
+
+def assert_cached(row: dict[str, Array], of: Array) -> None:
+    """Each cache slot of layer 0 holds the score of its position. of: [Hkv,n]."""
+    cached, positions = row["past_key_values.0.votes"], row["slot_positions.0"]
+    for head, places in enumerate(positions[0]):
+        is_held = places >= 0
+        assert is_held.sum() >= 30
+        found = cached[0, head, is_held, 0]
+        np.testing.assert_allclose(found, of[head][places[is_held]], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"target": "openvino"}, {"tokens_per_step": 3}, {"cache_dtype": "int8"}],
+    ids=str,
+)
+def test_row_keeps_its_prompts_scores_through_decode(make: Any, options: dict[str, Any]) -> None:
+    """A conversation goes on from there, and feeds the answer again."""
+    built, prompt = make("llama", extend=True, **options), cases.prompt(80)
+    executor = open_executor(built, threads=1)
+    executor.prefill_prompt(0, prompt)
+    beside = executor.taker("chunk").slot_positions(80)
+    for position in range(80, 100) if "tokens_per_step" not in options else ():
+        executor.decode(np.array([9]), np.array([position]), np.array([80]))
+    row = executor.rows.copy_out(0, beside)
+    of = scores(learned("llama")[1].layers[0], states_of("llama", prompt)[0])
+    assert_cached({one.name: one.host for one in row.buffers}, of)
 
 
 def test_scores_are_the_ridge_regression_of_what_a_repetition_attends_to(
@@ -220,7 +276,6 @@ def test_scores_are_the_ridge_regression_of_what_a_repetition_attends_to(
         ({"softmax": "causal"}, "--softmax causal is not supported with --vote-queries learned"),
         ({"policy": "sage", "K": None}, "--vote-queries learned is not supported with --policy"),
         ({"scores": None}, "without --scores"),
-        ({"extend": True}, "--extend is not supported with --vote-queries learned"),
         ({"scores": Path("absent")}, "there is no file absent"),
     ],
 )

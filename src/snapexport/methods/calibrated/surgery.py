@@ -148,6 +148,14 @@ class MeanQuery:
     excess: gs.Tensor
     interleaved: bool
     is_pooled = True
+    kept_as = None
+
+    @property
+    def given(self) -> gs.Tensor:
+        raise NotImplementedError("scores follow from the keys")
+
+    def of_entries(self, given: gs.Tensor) -> "MeanQuery":
+        return self
 
     def of(self, graph: gs.Graph, heads: Sequence[int], queries: Sequence[int]) -> "MeanQuery":
         query, excess = (of_heads(graph, one, queries) for one in (self.query, self.excess))
@@ -314,8 +322,10 @@ def _copied(graph: gs.Graph, tensor: gs.Tensor, known: dict[int, gs.Tensor]) -> 
 class CalibratedVoting(Voting):
     """No window: the mean query of texts votes, after what was taken of a prompt."""
 
-    def __init__(self, graph: gs.Graph, geometry: CacheGeometry, tokens: int) -> None:
-        super().__init__(graph, geometry, tokens)
+    def __init__(
+        self, graph: gs.Graph, geometry: CacheGeometry, options: GraphOptions, tokens: int
+    ) -> None:
+        super().__init__(graph, geometry, options, tokens)
         self._angles = MeanAngles(graph, tokens)
 
     def scorer(

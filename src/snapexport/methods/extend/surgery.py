@@ -33,7 +33,14 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.slots import LayerGeometry
-from snapexport.graphs.compression import PromptStates, Scores, select, sharing
+from snapexport.graphs.compression import (
+    PromptStates,
+    Scorer,
+    Scores,
+    column,
+    select,
+    sharing,
+)
 from snapexport.graphs.functions import Function
 from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.method import GraphSurgery, MethodSurgery, Recipe, Size, of_trace, voting
@@ -171,6 +178,7 @@ class ExtendCache:
         """Returns what attention reads: the chunk's key and value, all entries', and the place."""
         shape, scores = self.geometry.shapes[layer], Scores.of(marker)
         query, key, value, *more = marker.inputs
+        scorer = chunk.voting.scorer(layer, marker, query, chunk.total_length) if shape.K else None
         rows = storage.rows(graph, layer, Chunk(key, value, chunk.length, entries.valid))
         pasts = _pasts(graph, layer, rows, shape.cache_slots)
         stored = [entries.of_cache(past, new) for past, new in zip(pasts, rows, strict=True)]
@@ -184,9 +192,9 @@ class ExtendCache:
             window = absorbed(graph, window, more[0])
         ranks = sharing(graph, latent=bool(form))
         states = PromptStates(window, whole[0], whole[1], entries.total, bool(form), ranks)
-        if shape.K:
-            scorer = chunk.voting.scorer(layer, marker, query, chunk.total_length)
-            states = replace(states, scorer=scorer)
+        if scorer and scorer.kept_as:
+            scorer = scorer.of_entries(_scores(graph, scorer, scorer.kept_as(layer), entries))
+        states = replace(states, scorer=scorer)
         name = fresh(graph, "chosen")
         chosen = select(graph, self.geometry, layer, scores, states, name)
         _keep(graph, layer, shape, [*stored, entries.positions(held)], states, chunk, chosen)
@@ -223,6 +231,23 @@ def _keep(
     ring = {"L_sink": shape.L_sink, "L_recent": shape.L_recent, "spare": shape.spare}
     call(graph, EXTEND_GATHER, inputs, outputs, **ring)
     graph.outputs.extend(outputs)
+    if states.scorer and states.scorer.kept_as:
+        scores = column(graph, states.scorer.given)
+        name = names.present_of(states.scorer.kept_as(layer))
+        spare = [gs.Variable(fresh(graph, "spare")) for _ in range(2)]
+        graph.outputs.append(cache_like(scores, name, shape.cache_slots))
+        inputs = [scores, scores, *inputs[2:]]
+        call(graph, EXTEND_GATHER, inputs, [graph.outputs[-1], *spare], **ring)
+
+
+def _scores(graph: gs.Graph, scorer: Scorer, past: str, entries: "_Entries") -> gs.Variable:
+    """The scores of all entries, float32 [1,Hkv,N]: those of a cache `past`, and the chunk's."""
+    new = column(graph, scorer.given)
+    held = cache_like(new, past, entries.slots)
+    graph.inputs.append(held)
+    both = entries.of_cache(held, new)
+    flat = gs.Variable(fresh(graph, "scores"), both.dtype, both.shape[:3])
+    return node(graph, "Squeeze", [both, int64s(graph, -1)], [flat])[0]
 
 
 def _pasts(graph: gs.Graph, layer: int, rows: list[gs.Variable], slots: int) -> list[gs.Variable]:
@@ -287,13 +312,13 @@ class _Chunk:
 class _Entries:
     """The entries of layers of one shape: of a cache in the order of positions, then of the chunk.
 
-    count: N = S + C. valid: int64 [1], cached entries. total: int64 [1], with the chunk's, but for
-    those that only vote.
+    slots: S. count: N = S + C. valid: int64 [1], cached entries. total: int64 [1], with the
+    chunk's, but for those that only vote.
     """
 
     def __init__(self, graph: gs.Graph, chunk: _Chunk, shape: LayerGeometry) -> None:
         self._graph, self._chunk, self._shape = graph, chunk, shape
-        self._slots, self.count = shape.cache_slots, shape.cache_slots + chunk.tokens
+        self.slots, self.count = shape.cache_slots, shape.cache_slots + chunk.tokens
         self._index = computed_range(graph, 0, self.count)
         (self.valid,) = node(graph, "Min", [chunk.first, int64s(graph, shape.size)])
         (self.total,) = node(graph, "Add", [self.valid, chunk.taken])
@@ -345,7 +370,7 @@ class _Entries:
         (ring_slot,) = node(graph, "Add", [turn, int64s(graph, s)])
         (kept_slot,) = node(graph, "Add", [index, int64s(graph, shape.ring_slots)])
         (row,) = node(graph, "Sub", [index, self.valid])
-        (behind,) = node(graph, "Add", [row, int64s(graph, self._slots)])
+        (behind,) = node(graph, "Add", [row, int64s(graph, self.slots)])
         (new,) = node(graph, "Min", [behind, int64s(graph, self.count - 1)])
         is_sink = node(graph, "Less", [index, int64s(graph, s)])
         is_kept = node(graph, "Less", [index, int64s(graph, s + shape.K)])

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract import names
-from snapexport.contract.graph_options import MethodOptions, option
-from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
+from snapexport.contract.graph_options import GraphOptions, MethodOptions, option
+from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors, after
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.rule import (
     FULL,
@@ -21,6 +21,7 @@ from snapexport.contract.rule import (
     some,
 )
 from snapexport.contract.vote import OPTIONS_OF_WINDOW, Voter
+from snapexport.methods.extend.spec import ExtendOptions
 from snapexport.methods.method import Calibration, Method, votes_by
 
 LEARNED = Voter(
@@ -63,11 +64,33 @@ class LearnedOptions(MethodOptions):
 
 def tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
     """A chunk writes its scores beside its keys and values; the compress step takes them."""
+    if facts.is_full:
+        return {}, {}
+    held = _held(facts, common) if extends(facts.options) else {}
     if kind == "compress":
-        return _votes(facts, names.votes), {}
-    if names.PAST_LENGTH in common[0] and not facts.is_full:
+        return _votes(facts, names.votes), after(held)
+    if names.PAST_LENGTH in common[0]:
         return _votes(facts, names.past_votes), _votes(facts, names.votes)
-    return {}, {}
+    return {name: one for name, one in held.items() if kind != "prefill"}, after(held)
+
+
+def extends(options: GraphOptions) -> bool:
+    """Whether cached positions keep their scores, to be chosen from again."""
+    return options.of(ExtendOptions).extend
+
+
+def _held(facts: GraphFacts, common: Tensors) -> Specs:
+    """Scores of cached positions, in graphs that take or give compressed caches."""
+    found: Specs = {}
+    for cache in facts.held:
+        _, shape = common[1].get(names.present_key(cache.cache)) or ("", ())
+        if cache.shape.K and shape:
+            found[cached_votes(cache.cache)] = ("float32", (*shape[:3], 1))
+    return found
+
+
+cached_votes = names.numbered("past_key_values.", ".votes")
+"""The scores of positions in a compressed cache, float32 [B,Hkv,S,1]."""
 
 
 def _votes(facts: GraphFacts, name_of: names.OfNumber) -> Specs:
@@ -119,7 +142,6 @@ _RULES = (
         "learn them with `snapexport calibrate BUILD --scores --documents DIR --out FILE`",
     ),
     Rule(_SCORES, _OTHERS, "they are for --vote-queries learned or both", LEAVE_OUT),
-    Rule(flag("extend"), CHOICE, "the scores of cached positions are not kept"),
     Rule(CHOICE, RANKS, "", LEAVE_OUT),
 )
 

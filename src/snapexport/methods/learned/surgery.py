@@ -22,7 +22,7 @@ from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kinds import graph_kinds
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.slots import LayerGeometry
+from snapexport.contract.slots import LayerGeometry, Slots
 from snapexport.errors import UserError
 from snapexport.graphs.compression import (
     PromptStates,
@@ -33,7 +33,7 @@ from snapexport.graphs.compression import (
     choose,
 )
 from snapexport.graphs.functions import Function
-from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
+from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.method import MethodSurgery, Recipe, Size
 from snapexport.graphs.passes.base import (
     Pass,
@@ -42,11 +42,12 @@ from snapexport.graphs.passes.base import (
     fresh,
     graph_input,
     int64s,
+    markers,
     node,
 )
 from snapexport.graphs.passes.cache import of_heads
 from snapexport.methods.learned.scores import LearnedScores, Network
-from snapexport.methods.learned.spec import BOTH, LearnedOptions
+from snapexport.methods.learned.spec import BOTH, LearnedOptions, cached_votes, extends
 
 _NETWORK = """
 <domain: "snapexport", opset_import: ["": 24]>
@@ -130,25 +131,32 @@ def _is_constant(tensor: gs.Tensor) -> bool:
     return bool(tensor.inputs) and all(map(_is_constant, tensor.inputs[0].inputs))
 
 
-def scores_of(graph: gs.Graph, marker: gs.Node) -> gs.Variable:
-    """The learned scores of a chunk's positions, float32 [1,Hkv,C]. Raises UserError."""
+def scores_of(graph: gs.Graph, marker: gs.Node, slots: Slots) -> gs.Variable:
+    """The learned scores of a marker's rows, float32 [B,Hkv,C]. Raises UserError.
+
+    slots: the caches, of which a marker may have one's heads.
+    """
     arrays = [marker.attrs[name].values for name in _PARTS if name in marker.attrs]
     if not arrays:
         raise UserError(
             "these graphs hold no learned scores",
             "build it again with --vote-queries learned and --scores FILE",
         )
-    states, (_, kv_heads, rows, _) = projection_input(marker), marker.inputs[1].shape
-    if states.shape[-1] != arrays[0].shape[0]:
+    states, (batch, kv_heads, rows, _) = projection_input(marker), marker.inputs[1].shape
+    width = arrays[0].shape[0]
+    if states.shape[-1] != width:
         raise UserError(
-            f"layer {marker.attrs['layer']} has learned scores of {arrays[0].shape[0]} numbers, "
-            f"and states of {states.shape[-1]}",
+            f"layer {marker.attrs['layer']} has learned scores of {width} numbers, and states of "
+            f"{states.shape[-1]}",
             "use scores of this model",
         )
+    if kv_heads < len(arrays[-1]):
+        own = next(one for one in slots.caches if one.cache == marker.attrs["layer"])
+        arrays[-2:] = [array[..., [*(own.heads or ())]] for array in arrays[-2:]]
     if len(states.shape) != 3:
-        (states,) = node(graph, "Reshape", [states, int64s(graph, 1, rows, -1)])
+        (states,) = node(graph, "Reshape", [states, int64s(graph, batch, rows, width)])
     inputs = [gs.Constant(fresh(graph, "score"), array) for array in arrays]
-    scores = gs.Variable(fresh(graph, "scores"), np.float32, (1, kv_heads, rows))
+    scores = gs.Variable(fresh(graph, "scores"), np.float32, (batch, kv_heads, rows))
     call(graph, scores_function(len(inputs) // 2), [states, *inputs], [scores])
     return scores
 
@@ -168,7 +176,7 @@ class WriteScores:
         for layer, marker in caching_layers(graph, self.geometry):
             if not self.geometry.widest[layer].K:
                 continue
-            scores = scores_of(graph, marker)
+            scores = scores_of(graph, marker, self.geometry.slots)
             _, kv_heads, rows = scores.shape
             place = place or _Place(graph, rows, self.positions)
             shape = (1, kv_heads, self.positions)
@@ -199,11 +207,37 @@ class _Place:
 
 
 @dataclass(frozen=True)
+class PassScores:
+    """Passes the scores of cached positions [B,Hkv,S,1] through decode, which has no use for them.
+
+    They belong to a row: a conversation goes on from its prompt's end, and feeds the answer again.
+    """
+
+    geometry: CacheGeometry
+
+    def apply(self, graph: gs.Graph) -> None:
+        writers = dict(markers(graph, CACHE_DOMAIN, CACHE_ATTENTION))
+        for number, shape in self.geometry.shapes.items():
+            if shape.K:
+                batch, kv_heads, *_ = writers[number].inputs[1].shape
+                of_cache = (batch, kv_heads, shape.cache_slots, 1)
+                past = gs.Variable(cached_votes(number), np.float32, of_cache)
+                present = gs.Variable(names.present_of(past.name), np.float32, of_cache)
+                node(graph, "Identity", [past], [present])
+                graph.inputs.append(past)
+                graph.outputs.append(present)
+
+
+@dataclass(frozen=True)
 class Learned:
     """Votes by learned scores [1,Hkv,T]."""
 
     given: gs.Tensor
+    kept_as: names.OfNumber | None
     is_pooled = True
+
+    def of_entries(self, given: gs.Tensor) -> "Learned":
+        return replace(self, given=given)
 
     def of(self, graph: gs.Graph, heads: Sequence[int], queries: Sequence[int]) -> "Learned":
         return replace(self, given=of_heads(graph, self.given, heads))
@@ -242,16 +276,16 @@ class LearnedVoting(Voting):
     def scorer(
         self, layer: int, marker: gs.Node, query: gs.Tensor, length: gs.Tensor
     ) -> Scorer | None:
-        is_own = any(one is marker for one in self.graph.nodes)  # in a single shot
-        kv_heads, L_max = marker.inputs[1].shape[1], self.geometry.L_max
-        given = (
-            scores_of(self.graph, marker)
-            if is_own
-            else gs.Variable(names.votes(layer), np.float32, (1, kv_heads, L_max))
-        )
+        is_own = any(one is marker for one in self.graph.nodes)  # of a single shot, or extend
+        if is_own:
+            given = scores_of(self.graph, marker, self.geometry.slots)
+        else:
+            shape = (1, marker.inputs[1].shape[1], self.geometry.L_max)
+            given = gs.Variable(names.votes(layer), np.float32, shape)
+        kept_as = cached_votes if extends(self.options) else None
         if self.geometry.voter == BOTH:
-            return HalfLearned(given, self.geometry, Scores.of(marker))
-        return Learned(given)
+            return HalfLearned(given, kept_as, self.geometry, Scores.of(marker))
+        return Learned(given, kept_as)
 
     def inputs(self, states: PromptStates) -> list[gs.Tensor]:
         given = [states.scorer.given] if isinstance(states.scorer, Learned) else []
@@ -268,9 +302,14 @@ class LearnedSurgery(MethodSurgery):
             stamp(traced, LearnedScores.read(path))
 
     def before_caches(self, kind: str, recipe: Recipe, size: Size) -> Sequence[Pass]:
-        if graph_kinds()[kind].rows != "prompt" or recipe.geometry.is_single_shot(size.tokens):
+        by, geometry = graph_kinds()[kind], recipe.geometry
+        if by.rows == "batch" or by.extends_rows or geometry.is_single_shot(size.tokens):
             return ()
-        return (WriteScores(recipe.geometry, size.capacity),)
+        return (WriteScores(geometry, size.capacity),)
+
+    def after_caches(self, kind: str, recipe: Recipe, size: Size) -> Sequence[Pass]:
+        is_step = graph_kinds()[kind].rows == "batch" and extends(recipe.options)
+        return (PassScores(recipe.geometry),) if is_step else ()
 
 
 SURGERY = LearnedSurgery()

@@ -89,6 +89,10 @@ class Counted:
 
     given: gs.Tensor
     is_pooled = True
+    kept_as = None
+
+    def of_entries(self, given: gs.Tensor) -> "Counted":
+        return Counted(given)
 
     def of(self, graph: gs.Graph, heads: Sequence[int], queries: Sequence[int]) -> "Counted":
         return Counted(of_heads(graph, self.given, heads))
