@@ -31,6 +31,8 @@ from tests.exporter.weights.forms.test_signed_integers import quantized_by
 from tests.oracle import checkpoints, wholes
 from tests.oracle.families import config_of
 
+pytestmark = pytest.mark.slow
+
 OPTIONS: dict[str, Any] = {"L_max": 256, "kv_budget": 64, "batch": 1}
 
 

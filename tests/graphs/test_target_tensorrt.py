@@ -30,6 +30,8 @@ from tests.oracle import cases, checkpoints
 from tests.oracle.cases import Case
 from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
 
+pytestmark = pytest.mark.slow
+
 Array = NDArray[Any]
 GOLDEN = Path(__file__).parent / "golden"
 FP16 = 5e-2

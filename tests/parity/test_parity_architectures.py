@@ -17,6 +17,8 @@ from tests.oracle.compare import (
     prefill_and_compress,
 )
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 MAIN = ("llama", "mistral", "qwen3", "gemma2")

@@ -12,6 +12,8 @@ from tests.oracle.cases import Case, build_of
 from tests.oracle.hybrids import HYBRIDS
 from tests.oracle.recurrent import require_agreement, require_turns_agree
 
+pytestmark = pytest.mark.slow
+
 FEW = ("falcon_h1",)
 """Attention and states in one layer. Slow: convolutions, the gated delta rule, and others."""
 

@@ -36,6 +36,8 @@ from tests.voting import (
     opened,
 )
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 LENGTHS = 33, 57

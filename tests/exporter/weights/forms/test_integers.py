@@ -38,6 +38,8 @@ from tests.graphs import test_experts as experts
 from tests.oracle import checkpoints
 from tests.oracle.families import config_of
 
+pytestmark = pytest.mark.slow
+
 Array = NDArray[np.float32]
 
 
