@@ -1,9 +1,8 @@
 """Extend: appends a chunk of tokens to a compressed cache, and compresses both together.
 
-Each layer lays its cached entries out in the order of their positions, then the chunk.
-Then the chunk attends as in prefill, its last queries vote, and what was kept, what leaves the ring
-and the chunk itself compete for the K places. Entries stand for positions in the vote: it pools
-over neighbours in the cache.
+Each layer lays its cached entries out in the order of their positions, then the chunk, which
+attends as in prefill. Its last queries vote, or scores decide, and what was kept, what leaves the
+ring and the chunk compete for the K places. The vote pools over neighbours in the cache.
 
 A chunk's own tokens may be followed by others, whose position_ids are -1. They attend as if the
 text went on with them, vote, and are not kept: so a prompt's end votes on each of its blocks

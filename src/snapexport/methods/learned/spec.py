@@ -66,7 +66,7 @@ def tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
     """A chunk writes its scores beside its keys and values; the compress step takes them."""
     if facts.is_full:
         return {}, {}
-    held = _held(facts, common) if extends(facts.options) else {}
+    held = _cached_scores(facts, common) if extends(facts.options) else {}
     if kind == "compress":
         return _votes(facts, names.votes), after(held)
     if names.PAST_LENGTH in common[0]:
@@ -79,7 +79,7 @@ def extends(options: GraphOptions) -> bool:
     return options.of(ExtendOptions).extend
 
 
-def _held(facts: GraphFacts, common: Tensors) -> Specs:
+def _cached_scores(facts: GraphFacts, common: Tensors) -> Specs:
     """Scores of cached positions, in graphs that take or give compressed caches."""
     found: Specs = {}
     for cache in facts.held:
