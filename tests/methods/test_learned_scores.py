@@ -118,3 +118,14 @@ def test_one_run_measures_budgets_and_scores(
     assert made.manifest.geometry.vote.vote_queries == "both"
     assert main([*command[:-1], str(text), *few, "--head-budgets", "--scores"]) == 2
     assert "several measurements go into a folder" in capsys.readouterr().err
+
+
+def test_a_build_learns_scores_itself(tmp_path: Path) -> None:
+    """Equal to what calibrate writes of the same texts: the same positions are kept."""
+    made = build(CHECKPOINT, tmp_path / "b", calibrate=(), vote_queries="both", **SIZES)
+    geometry = made.manifest.geometry
+    assert geometry.slots.head_groups and geometry.vote.vote_queries == "both"
+    assert "votes.0" in {one.name for one in made.manifest.graphs["compress"].inputs}
+    assert not list(made.directory.glob("*.safetensors")) and not list(
+        made.directory.glob("*trace*")
+    )

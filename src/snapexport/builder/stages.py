@@ -4,6 +4,7 @@ Knows no operator of any target, and not where the build appears.
 """
 
 import platform
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,7 @@ from snapexport.builder.ranks import place_ranks, write_ranks
 from snapexport.builder.resolved import ResolvedBuild
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kinds import graph_of, kinds_of
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import (
     FORMAT_VERSION,
     WEIGHTS,
@@ -30,6 +32,7 @@ from snapexport.contract.manifest import (
 )
 from snapexport.contract.memory import size, spelled
 from snapexport.contract.targets import capabilities
+from snapexport.contract.vote import Voter
 from snapexport.errors import UserError
 from snapexport.exporter import trace
 from snapexport.exporter.method import TracedModel
@@ -44,8 +47,9 @@ from snapexport.exporter.weights.forms.rounding import Inputs
 from snapexport.exporter.weights.place import PlacedWeights, place
 from snapexport.files.dtypes import BY_FLAG
 from snapexport.files.tokenizer_file import TOKENIZER
-from snapexport.graphs.method import Recipe, surgeries
+from snapexport.graphs.method import MethodSurgery, Recipe, surgeries
 from snapexport.methods import table
+from snapexport.methods.method import Method
 
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
 _LARGEST_LAYER = size("4GiB")
@@ -70,8 +74,7 @@ def write_into(
 
 def _require_tokenizer(resolved: ResolvedBuild) -> None:
     """Raise UserError where texts will be measured, and the checkpoint has no tokenizer."""
-    measures = any(method.measures(resolved.options.graph) for method in table.METHODS)
-    if measures and TOKENIZER not in resolved.texts:
+    if _measuring(resolved) and TOKENIZER not in resolved.texts:
         raise UserError(
             f"texts can't be measured: {resolved.options.model} has no {TOKENIZER}",
             "copy it to the checkpoint, or let nothing be measured",
@@ -85,19 +88,46 @@ def _measure(
     directory: Path,
     progress: Progress,
 ) -> ResolvedBuild:
-    """Measure texts where a method does, with graphs of the geometry so far."""
-    for method in table.METHODS:
-        if method.measures(resolved.options.graph):
-            progress.stage("measuring texts")
-            graphs, _ = write_graphs(resolved, traces, directory)
-            kept = traces.write(directory)
-            manifest_of(resolved, graphs, {}, kept, placed, directory).write(directory)
-            measure, graph = method.part("measure"), resolved.options.graph
-            geometry = measure.measure_geometry(Build.open(directory), graph, progress.note)
-            resolved = replace(resolved, geometry=geometry)
-            for entry in (*graphs.values(), *kept.values()):
-                (directory / entry.file).unlink()
-    return resolved
+    """Measure texts where methods do, with graphs of the geometry so far, in which a window votes.
+
+    Their files are taken as if they had been given.
+    """
+    methods, geometry, options = _measuring(resolved), resolved.geometry, resolved.options.graph
+    if not methods:
+        return resolved
+    progress.stage("measuring texts")
+    voted = replace(geometry, vote=replace(geometry.vote, voter=Voter()))
+    first = replace(resolved, geometry=voted)
+    graphs, _ = write_graphs(first, traces, directory)
+    kept = traces.write(directory)
+    manifest_of(first, graphs, {}, kept, placed, directory).write(directory)
+    build, parts = Build.open(directory), [method.part("measure") for method in methods]
+    texts = next(filter(None, (part.texts(build, options) for part in parts)))
+    for method, part in zip(methods, parts, strict=True):
+        part.require(build)
+        content, _, words = part.calibrate(texts, {})
+        progress.note(f"{len(texts.prompts)} passages measured for {method.name}: {words}")
+        (file := directory / "measured").write_bytes(content)
+        options = method.with_measured(options, file)
+        geometry = method.reshape(geometry, options, resolved.model, None)
+        _stamp(traces, [method.part("surgery")], options)
+        file.unlink()
+    for entry in (*graphs.values(), *kept.values()):
+        (directory / entry.file).unlink()
+    return replace(resolved, geometry=geometry)
+
+
+def _measuring(resolved: ResolvedBuild) -> list[Method]:
+    """The methods that measure texts before the build's graphs are made."""
+    options, geometry = resolved.options.graph, resolved.geometry
+    return [method for method in table.METHODS if method.measures(geometry, options)]
+
+
+def _stamp(traces: Traces, methods: Iterable[MethodSurgery], options: GraphOptions) -> None:
+    for name, model in traces.models.items():
+        if graph_of(name).kind.name == "prefill":
+            for method in methods:
+                method.stamp(options, model)
 
 
 def trace_model(
@@ -129,10 +159,7 @@ def trace_model(
         )
     progress.stage("tying the graphs to the weights")
     traces = _link(resolved, traced, placed)
-    for method in surgeries(_recipe(resolved)):
-        for name, model in traces.models.items():
-            if graph_of(name).kind.name == "prefill":
-                method.stamp(resolved.options.graph, model)
+    _stamp(traces, surgeries(_recipe(resolved)), resolved.options.graph)
     return traces, placed
 
 

@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from snapexport.compare.loaders import Array, Feed
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.engine.open_executor import BackendName
@@ -69,14 +68,9 @@ class MethodMeasure:
         """Tokens of a prompt that show nothing."""
         return 0
 
-    def measure_geometry(
-        self, build: Build, options: GraphOptions, note: Callable[[str], None]
-    ) -> CacheGeometry:
-        """The geometry of a build whose method `measures`, by its graphs of the first geometry.
-
-        note: takes a line for people. Raises UserError.
-        """
-        raise NotImplementedError
+    def texts(self, build: Build, options: GraphOptions) -> Texts | None:
+        """The texts that a build measures, where the method's flags say so. Raises UserError."""
+        return None
 
     def calibrate(self, texts: Texts, source: Source) -> tuple[bytes, Source, str]:
         """Measure texts: the content of a file, and what was found, for programs and in words.

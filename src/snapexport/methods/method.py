@@ -6,7 +6,7 @@ when a layer asks for them.
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,13 +33,14 @@ Reshape = Callable[[CacheGeometry, GraphOptions, ModelFacts, CacheGeometry | Non
 class Calibration(NamedTuple):
     """A measurement by `snapexport calibrate` for a method.
 
-    flag: of `calibrate`, by field. help: for its --help. file: its name beside others. is_default:
-    measured without a flag.
+    flag: of `calibrate`, by field. help: for its --help. file: its name beside others. taken_as:
+    the field of the method's options that takes it. is_default: measured without a flag.
     """
 
     flag: str
     help: str
     file: str
+    taken_as: str
     is_default: bool = False
 
 
@@ -126,8 +127,14 @@ class Method:
     vote_scores: Callable[[ModelFacts, CacheGeometry, int], int] | None = None
     report: Callable[[CacheGeometry, GraphOptions], Facts] = lambda geometry, options: {}
     calibration: Calibration | None = None
-    measures: Callable[[GraphOptions], bool] = lambda options: False
+    measures: IsOn = lambda geometry, options: False
     words: Callable[[CacheGeometry, GraphOptions], Mapping[str, str]] = lambda geometry, options: {}
+
+    def with_measured(self, options: GraphOptions, file: Path) -> GraphOptions:
+        """Graph options that take a file of its measurement."""
+        assert self.options and self.calibration, f"{self.name} measures nothing"
+        given = replace(options.of(self.options), **{self.calibration.taken_as: file})
+        return options.with_options(given)
 
     def part(self, name: str) -> Any:
         """The object under the part's name in capitals in its module; None without the part."""

@@ -125,5 +125,6 @@ CALIBRATED = Method(
         "mean_queries",
         "measure queries before RoPE, for `build --mean-queries`",
         "mean_queries.json",
+        "mean_queries",
     ),
 )

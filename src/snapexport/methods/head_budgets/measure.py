@@ -6,7 +6,7 @@ build keeps of a text of that length. A head's budget is its mean share of them:
 things up and keep most of a text, and most keep next to nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.errors import UserError
-from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
+from snapexport.methods.head_budgets.groups import HeadBudget
 from snapexport.methods.head_budgets.spec import HeadBudgetOptions
 from snapexport.methods.repeat.measure import attention_of, repeating, require_repeats
 
@@ -71,17 +71,12 @@ class HeadBudgetMeasure(MethodMeasure):
     def least(self, build: Build) -> int:
         return min(LEAST, build.manifest.geometry.L_max - 1)
 
-    def measure_geometry(
-        self, build: Build, options: GraphOptions, note: Callable[[str], None]
-    ) -> CacheGeometry:
-        self.require(build)
-        given, manifest = options.of(HeadBudgetOptions), build.manifest
-        texts = read_documents(given.calibrate) if given.calibrate else [manual()]
-        tokens = min(manifest.geometry.longest_prompt, TOKENS)
+    def texts(self, build: Build, options: GraphOptions) -> Texts:
+        given = options.of(HeadBudgetOptions).calibrate
+        texts = read_documents(given) if given else [manual()]
+        tokens = min(build.manifest.geometry.longest_prompt, TOKENS)
         chosen = passages(texts, open_tokenizer(build.directory), tokens, PASSAGES)
-        budget, _, words = self._budget(Texts(build, [one.ids for one in chosen]))
-        note(f"head budgets by {len(chosen)} passages of {tokens} tokens: {words}")
-        return with_head_groups(manifest.geometry, budget, manifest.model, given.most_groups)
+        return Texts(build, [one.ids for one in chosen])
 
     def calibrate(self, texts: Texts, source: Source) -> tuple[bytes, Source, str]:
         budget, found, words = self._budget(texts)

@@ -161,11 +161,12 @@ HEAD_BUDGETS = Method(
     reshape=reshape,
     rules=_RULES,
     facts=facts,
-    measures=lambda options: options.of(HeadBudgetOptions).calibrate is not None,
+    measures=lambda geometry, options: options.of(HeadBudgetOptions).calibrate is not None,
     calibration=Calibration(
         "head_budgets",
         "measure K of each KV head, for `build --head-budget`: the default",
         "head_budgets.json",
+        "head_budget",
         is_default=True,
     ),
 )

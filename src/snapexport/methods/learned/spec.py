@@ -112,7 +112,7 @@ _SCORES = some("--scores", "scores", True)
 _NO_SCORES = Choice(
     "--scores",
     {"scores": None},
-    lambda f: "scores" in f and not f["scores"],
+    lambda f: "scores" in f and not f["scores"] and f.get("calibrate") is None,
     joined="without",
 )
 _OTHERS = Choice(
@@ -139,7 +139,7 @@ _RULES = (
         CHOICE,
         _NO_SCORES,
         "it votes by learned scores",
-        "learn them with `snapexport calibrate BUILD --scores --documents DIR --out FILE`",
+        "learn them with --calibrate, or by `snapexport calibrate BUILD --scores`",
     ),
     Rule(_SCORES, _OTHERS, "they are for --vote-queries learned or both", LEAVE_OUT),
     Rule(CHOICE, RANKS, "", LEAVE_OUT),
@@ -153,8 +153,14 @@ LEARNED_SCORES = Method(
     options=LearnedOptions,
     voters=(BOTH, LEARNED),
     rules=_RULES,
+    measures=lambda geometry, options: (
+        geometry.voter in (BOTH, LEARNED) and not options.of(LearnedOptions).scores
+    ),
     tensors=tensors,
     calibration=Calibration(
-        "scores", "learn what each position is worth, for `build --scores`", "scores.safetensors"
+        "scores",
+        "learn what each position is worth, for `build --scores`",
+        "scores.safetensors",
+        "scores",
     ),
 )
