@@ -232,17 +232,24 @@ def assert_cached(row: dict[str, Array], of: Array) -> None:
     [{}, {"target": "openvino"}, {"tokens_per_step": 3}, {"cache_dtype": "int8"}],
     ids=str,
 )
-def test_row_keeps_its_prompts_scores_through_decode(make: Any, options: dict[str, Any]) -> None:
-    """A conversation goes on from there, and feeds the answer again."""
+def test_row_has_its_prompts_scores(make: Any, options: dict[str, Any]) -> None:
+    """Decode leaves those of sinks and kept positions alone."""
     built, prompt = make("llama", extend=True, **options), cases.prompt(80)
-    executor = open_executor(built, threads=1)
+    executor, shape = open_executor(built, threads=1), built.manifest.geometry.layers[0]
     executor.prefill_prompt(0, prompt)
     beside = executor.taker("chunk").slot_positions(80)
-    for position in range(80, 100) if "tokens_per_step" not in options else ():
-        executor.decode(np.array([9]), np.array([position]), np.array([80]))
-    row = executor.rows.copy_out(0, beside)
-    of = scores(learned("llama")[1].layers[0], states_of("llama", prompt)[0])
-    assert_cached({one.name: one.host for one in row.buffers}, of)
+
+    def row() -> dict[str, Array]:
+        return {one.name: one.host for one in executor.rows.copy_out(0, beside).buffers}
+
+    of, before = scores(learned("llama")[1].layers[0], states_of("llama", prompt)[0]), row()
+    assert_cached(before, of)
+    if "tokens_per_step" not in options:  # whose rows are handed over before they decode
+        for position in range(80, 100):
+            executor.decode(np.array([9]), np.array([position]), np.array([80]))
+        votes, after = before["past_key_values.0.votes"], row()["past_key_values.0.votes"]
+        others = [*range(shape.L_sink), *range(shape.L_sink + shape.ring_slots, shape.cache_slots)]
+        assert np.array_equal(votes[:, :, others], after[:, :, others])
 
 
 def test_scores_are_the_ridge_regression_of_what_a_repetition_attends_to(

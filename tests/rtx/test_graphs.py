@@ -1,9 +1,11 @@
 """The real parser and builder accept every graph, as it lies on the disk."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import inliner
@@ -16,6 +18,7 @@ from snapexport.contract.memory import composed_attention
 from snapexport.files.dtypes import DType, of_tensorrt
 from snapexport.graphs.functions import EXPERTS
 from snapexport.methods.calibrated.measure import measure_mean_queries
+from snapexport.methods.learned.scores import LearnedScores, Linear
 from tests.builds import build
 from tests.graphs import layered
 from tests.oracle import cases, checkpoints
@@ -158,7 +161,7 @@ def accepted_graphs(made: Build, softcapped: bool) -> None:
         if not softcapped:
             assert (name in composed_attention(made.manifest)) is is_composed, name
         pasts = (spec.name for spec in entry.inputs if names.is_past(spec.name))
-        caches = sum(not names.is_state(name) for name in pasts)
+        caches = sum(not (names.is_state(n) or n.startswith("past_votes.")) for n in pasts)
         kind = graph_of(name).kind
         written = caches if kind.writes_in_place and name != "vote" else 0
         assert answer.layers.get("KV_CACHE_UPDATE", 0) == written, name
@@ -204,6 +207,22 @@ def test_the_real_builder_accepts_the_vote_of_a_mean_query(name: str, tmp_path: 
         "target": "tensorrt-rtx",
     }
     accepted_graphs(build(model, tmp_path / "b", **options), softcapped=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"vote_queries": "both"}, {"vote_queries": "learned", "prefill_chunk": 64}, {"extend": True}],
+    ids=str,
+)
+def test_the_real_builder_accepts_learned_scores(options: dict[str, Any], tmp_path: Path) -> None:
+    """Of one layer and of two; in chunks, in a single shot, and kept beside cached positions."""
+    model = checkpoints.make("llama", tmp_path / "model")
+    width = json.loads((model / "config.json").read_text())["hidden_size"]
+    linear = Linear(np.ones((2, width), np.float32), np.ones(2, np.float32))
+    layers = {0: (linear,), 1: (linear, Linear(np.ones((2, 2), np.float32), linear.bias))}
+    (file := tmp_path / "scores.safetensors").write_bytes(LearnedScores(layers).content())
+    given = SMALL | {"L_obs": None, "scores": file, "target": "tensorrt-rtx"} | options
+    accepted_graphs(build(model, tmp_path / "b", **given), softcapped=False)
 
 
 @pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx"])

@@ -44,8 +44,10 @@ from snapexport.graphs.passes.base import (
     int64s,
     markers,
     node,
+    written,
 )
-from snapexport.graphs.passes.cache import of_heads
+from snapexport.graphs.passes.cache import cache_like, of_heads
+from snapexport.graphs.passes.storage import cast
 from snapexport.methods.learned.scores import LearnedScores, Network
 from snapexport.methods.learned.spec import BOTH, LearnedOptions, cached_votes, extends
 
@@ -211,6 +213,8 @@ class PassScores:
     """Passes the scores of cached positions [B,Hkv,S,1] through decode, which has no use for them.
 
     They belong to a row: a conversation goes on from its prompt's end, and feeds the answer again.
+    So what the cache slots of a step get does not matter: a channel of the key, written as keys are
+    (a constant fails in TensorRT for RTX 1.7).
     """
 
     geometry: CacheGeometry
@@ -219,11 +223,13 @@ class PassScores:
         writers = dict(markers(graph, CACHE_DOMAIN, CACHE_ATTENTION))
         for number, shape in self.geometry.shapes.items():
             if shape.K:
-                batch, kv_heads, *_ = writers[number].inputs[1].shape
-                of_cache = (batch, kv_heads, shape.cache_slots, 1)
-                past = gs.Variable(cached_votes(number), np.float32, of_cache)
-                present = gs.Variable(names.present_of(past.name), np.float32, of_cache)
-                node(graph, "Identity", [past], [present])
+                _, key, *_, slot = writers[number].inputs[:6]
+                channel = gs.Variable(fresh(graph, "channel"), key.dtype, (*key.shape[:3], 1))
+                node(graph, "Slice", [key, *(int64s(graph, n) for n in (0, 1, 3))], [channel])
+                rows = cast(graph, channel, np.float32)
+                past = cache_like(rows, cached_votes(number), shape.cache_slots)
+                present = cache_like(rows, names.present_of(past.name), shape.cache_slots)
+                written(graph, [past], [rows], slot, [present])
                 graph.inputs.append(past)
                 graph.outputs.append(present)
 
