@@ -33,8 +33,7 @@ class Latents:
 
     def apply(self, graph: gs.Graph) -> None:
         for marker in [n for n in graph.nodes if _is_latent(n)]:
-            attributes = {"layer": marker.attrs["layer"], "scale": marker.attrs["scale"]}
-            attributes |= {"window": 0, "softcap": 0.0}
+            attributes = dict(marker.attrs) | {"window": 0, "softcap": 0.0}
             inputs, (out,) = cut(graph, marker)
             if not self.absorb and _expands(inputs):
                 _mark(graph, inputs, out, attributes | {"latent": EXPANDED})

@@ -236,7 +236,9 @@ class BuildOptions:
         """rings: the exact ones of layers that have such; the others vote."""
         L_sink = self._value("L_sink", DEFAULT_L_SINK)
         L_recent, K = self._ring_and_topk(L_sink)
-        budget = self._value("budget", self._from_method_flags("budget") or BUDGETS[0])
+        given = {type(one) for one in self.graph.methods}
+        implied = (one.budget for one in table.METHODS if one.budget and one.options in given)
+        budget = self._value("budget", next(implied, BUDGETS[0]))
         voter = self._voter
         room = self.L_max - L_sink - L_recent
         voted = iter(topk_per_layer(budget, K, rings.count(None), room))
@@ -251,16 +253,11 @@ class BuildOptions:
         )
         return CacheGeometry(self.policy, self.L_max, slots, vote, table.steps(self.graph))
 
-    def _from_method_flags(self, field: str) -> Any:
-        """A value that given flags of a method imply for the vote; None without them."""
-        given = {type(one) for one in self.graph.methods}
-        found = (getattr(one, field) for one in table.METHODS if one.options in given)
-        return next(filter(None, found), None)
-
     @property
     def _voter(self) -> Voter:
         """Who votes: by --vote-queries, or by the flags of one of them."""
-        implied = {one.name: one for one in self._from_method_flags("voters") or ()}
+        implying = (method for method in table.METHODS if method.implies_vote(self.graph))
+        implied = {one.name: one for method in implying for one in method.voters}
         name = self._value("vote_queries", None) or next(iter(implied), Voter().name)
         return implied.get(name) or table.voter_of(name)
 

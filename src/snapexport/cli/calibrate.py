@@ -84,9 +84,10 @@ def run(arguments: argparse.Namespace) -> int:
     files = _files(arguments.out, methods)
     with needs_extra("eval"):
         from snapexport.compare.documents import open_tokenizer, passages, read_documents
-        from snapexport.compare.method import Texts
 
         documents = read_documents(arguments.documents)
+        from snapexport.compare.method import Texts  # loads torch
+
         measures: list[MethodMeasure] = [method.part("measure") for method in methods]
     for one in measures:
         one.require(build)

@@ -74,7 +74,8 @@ class Method:
     run_flags: help of what can be asked of a build that has it when it is run, by `LLMConfig`'s
         fields.
     in_blocks: the options with which prompts can go block by block onto a compressed cache.
-    voters: for --vote-queries, where it is about who votes.
+    voters: for --vote-queries, where it is about who votes. implies_vote: whether options imply the
+        first of them.
     rules, run_rules: what it excludes: in a build, and when a build is run.
     facts: what the rules of a finished build ask of its geometry, by flag.
     budget: the value of --budget that selects it. budget_help: what it is.
@@ -107,6 +108,7 @@ class Method:
     run_flags: Mapping[str, str] = field(default_factory=dict)
     in_blocks: MethodOptions | None = None
     voters: tuple[Voter, ...] = ()
+    implies_vote: Callable[[GraphOptions], bool] = lambda options: False
     rules: tuple[Rule, ...] = ()
     run_rules: tuple[Rule, ...] = ()
     facts: Callable[[CacheGeometry], Facts] = lambda geometry: {}

@@ -119,6 +119,7 @@ CALIBRATED = Method(
     is_on=votes_by(VOTER),
     options=CalibratedOptions,
     voters=(VOTER,),
+    implies_vote=lambda options: options.of(CalibratedOptions).mean_queries is not None,
     rules=_RULES,
     vote_scores=vote_scores,
     calibration=Calibration(

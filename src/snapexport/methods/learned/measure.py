@@ -19,6 +19,7 @@ from snapexport.compare.loop import Loop
 from snapexport.compare.method import MethodMeasure, Source, Texts
 from snapexport.contract.build_directory import Build
 from snapexport.graphs.compression import caching_layers
+from snapexport.graphs.passes.latents import Latents
 from snapexport.methods.learned.scores import LearnedScores, Linear
 from snapexport.methods.learned.surgery import projection_input
 from snapexport.methods.repeat.measure import attention_of, repeating, require_repeats
@@ -91,6 +92,7 @@ def _open_states(
     traced: the build that `made` was derived from.
     """
     graph = gs.import_onnx(Traces.of(traced).models["prefill"])
+    Latents(absorb=True).apply(graph)
     layers = caching_layers(graph, made.manifest.geometry)
     shown = {layer: projection_input(marker).name for layer, marker in layers}
     loader = on_onnxruntime(made, shown={"prefill": [*shown.values()]})

@@ -1,5 +1,6 @@
 """Says what the vote of learned scores needs, and what it does not go with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from snapexport.contract.rule import (
 )
 from snapexport.contract.vote import OPTIONS_OF_WINDOW, Voter
 from snapexport.methods.extend.spec import ExtendOptions
+from snapexport.methods.head_budgets.spec import HeadBudgetOptions
 from snapexport.methods.method import Calibration, Method, votes_by
 
 LEARNED = Voter(
@@ -68,10 +70,17 @@ def tensors(facts: GraphFacts, kind: str, common: Tensors) -> Tensors:
         return {}, {}
     held = _cached_scores(facts, common) if extends(facts.options) else {}
     if kind == "compress":
-        return _votes(facts, names.votes), after(held)
+        return _votes(facts, names.votes, facts.voting), after(held)
     if names.PAST_LENGTH in common[0]:
-        return _votes(facts, names.past_votes), _votes(facts, names.votes)
+        own = [layer for layer in facts.voting if names.past_key(layer) in common[0]]
+        return _votes(facts, names.past_votes, own), _votes(facts, names.votes, own)
     return {name: one for name, one in held.items() if kind != "prefill"}, after(held)
+
+
+def _are_learned(options: GraphOptions) -> bool:
+    """Whether scores are given, or measured with head budgets."""
+    measured = options.of(HeadBudgetOptions).calibrate is not None
+    return measured or options.of(LearnedOptions).scores is not None
 
 
 def extends(options: GraphOptions) -> bool:
@@ -93,9 +102,9 @@ cached_votes = names.numbered("past_key_values.", ".votes")
 """The scores of positions in a compressed cache, float32 [B,Hkv,S,1]."""
 
 
-def _votes(facts: GraphFacts, name_of: names.OfNumber) -> Specs:
+def _votes(facts: GraphFacts, name_of: names.OfNumber, layers: Sequence[int]) -> Specs:
     kv_heads = facts.model.kv_heads
-    return {name_of(n): ("float32", (1, kv_heads[n], facts.capacity)) for n in facts.voting}
+    return {name_of(n): ("float32", (1, kv_heads[n], facts.capacity)) for n in layers}
 
 
 CHOICE = Choice(
@@ -152,6 +161,7 @@ LEARNED_SCORES = Method(
     is_on=votes_by(LEARNED, BOTH),
     options=LearnedOptions,
     voters=(BOTH, LEARNED),
+    implies_vote=_are_learned,
     rules=_RULES,
     measures=lambda geometry, options: (
         geometry.voter in (BOTH, LEARNED) and not options.of(LearnedOptions).scores

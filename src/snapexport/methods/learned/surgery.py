@@ -33,7 +33,13 @@ from snapexport.graphs.compression import (
     choose,
 )
 from snapexport.graphs.functions import Function
-from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
+from snapexport.graphs.markers import (
+    ATTENTION,
+    CACHE_ATTENTION,
+    CACHE_DOMAIN,
+    LATENT_ATTENTION,
+    TRACE_DOMAIN,
+)
 from snapexport.graphs.method import MethodSurgery, Recipe, Size
 from snapexport.graphs.passes.base import (
     Pass,
@@ -84,7 +90,7 @@ def scores_function(layers: int) -> Function:
 def stamp(traced: onnx.ModelProto, learned: LearnedScores) -> None:
     """Write each layer's network into a trace's markers."""
     for marker in traced.graph.node:
-        if (marker.domain, marker.op_type) == (TRACE_DOMAIN, ATTENTION):
+        if marker.domain == TRACE_DOMAIN and marker.op_type in (ATTENTION, LATENT_ATTENTION):
             index = next(one.i for one in marker.attribute if one.name == "layer")
             for name, array in zip(_PARTS, _arrays(learned.layers.get(index, ())), strict=False):
                 made = onnx.helper.make_attribute(name, numpy_helper.from_array(array, name))
@@ -103,10 +109,10 @@ def _arrays(network: Network) -> Iterator[NDArray[np.float32]]:
 def projection_input(marker: gs.Node) -> gs.Tensor:
     """Find what the keys and values of an attention marker are projected from, [1,C,E].
 
-    Found from the values, which no RoPE rotates. Raises UserError.
+    Found from the values, which no RoPE rotates, or from latents. Raises UserError.
     """
     found = dict[int, gs.Tensor]()
-    waiting = [marker.inputs[2]]
+    waiting = [marker.inputs[1 if marker.attrs["latent"] else 2]]
     while waiting:
         for made_by in waiting.pop().inputs:
             given = [one for one in made_by.inputs if not _is_constant(one)]
@@ -174,9 +180,10 @@ class WriteScores:
     positions: int
 
     def apply(self, graph: gs.Graph) -> None:
+        voting = {layer for layer, shape in self.geometry.widest.items() if shape.K}
         place: _Place | None = None
         for layer, marker in caching_layers(graph, self.geometry):
-            if not self.geometry.widest[layer].K:
+            if layer not in voting:
                 continue
             scores = scores_of(graph, marker, self.geometry.slots)
             _, kv_heads, rows = scores.shape
@@ -222,7 +229,7 @@ class PassScores:
     def apply(self, graph: gs.Graph) -> None:
         writers = dict(markers(graph, CACHE_DOMAIN, CACHE_ATTENTION))
         for number, shape in self.geometry.shapes.items():
-            if shape.K:
+            if shape.K and number in writers:
                 _, key, *_, slot = writers[number].inputs[:6]
                 channel = gs.Variable(fresh(graph, "channel"), key.dtype, (*key.shape[:3], 1))
                 node(graph, "Slice", [key, *(int64s(graph, n) for n in (0, 1, 3))], [channel])
