@@ -17,8 +17,8 @@ MORE_SPEED = "../tools/studies/speed/details.md"
 TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "equal memory": ("speed.md", speed.equal_memory),
     "context": ("speed.md", speed.context),
-    "overhead": ("speed.md", speed.overhead),
-    "sparse prefill": ("speed.md", speed.sparse_prefill),
+    "overhead": (MORE_SPEED, speed.overhead),
+    "sparse prefill": (MORE_SPEED, speed.sparse_prefill),
     "without AMX": (MORE_SPEED, speed.without_amx),
     "peers": (MORE_SPEED, speed.peers),
     "text": (DETAILS, quality.text),

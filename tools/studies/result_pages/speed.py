@@ -8,9 +8,11 @@ from tools.studies.result_pages.results import found, line, mean, ms, nats, repo
 
 
 def equal_memory() -> Iterator[str]:
+    """The shortest and the longest prompts; a picture has all."""
     measured = report("speed", "equal_memory")
     for row in measured["sections"]["decode"]:
-        if row["cache"] not in ("1/1", "1/4, int8"):
+        ends = row["context"] in (16_384, 131_072)
+        if ends and row["cache"] not in ("1/1", "1/4, int8"):
             at = {"context": row["context"], "cache": row["cache"]}
             ratio, rate = found(measured["summary"], **at)["times_full"], row["tokens_per_second"]
             cells = f"{row['context']:,}", row["cache"], row["batch"], ms(row)
@@ -18,8 +20,9 @@ def equal_memory() -> Iterator[str]:
 
 
 def context() -> Iterator[str]:
+    """Some of the contexts; a picture has all."""
     rows = report("speed", "context")["sections"]["decode"]
-    for at in sorted({row["context"] for row in rows}):
+    for at in (1_024, 4_096, 16_384, 32_768, 131_072):
         full, small, large = (found(rows, context=at, kv_budget=n) for n in (None, 1024, 4096))
         ratio = full["seconds"]["median"] / small["seconds"]["median"]
         yield line(f"{at:,}", ms(full), ms(small), ms(large), f"{ratio:.2f}")

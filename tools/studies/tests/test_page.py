@@ -91,13 +91,15 @@ def test_page_tables_of_a_run_without_measurements_have_no_rows(name: str, tmp_p
     assert "**The run was cut.**" in page.block(read(written(tmp_path, found)))
 
 
-def test_the_page_of_speed_holds_whole_requests_as_measured() -> None:
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [("request", "docs/speed.md"), ("request_qwen", "tools/studies/speed/details.md")],
+)
+def test_a_page_holds_whole_requests_as_measured(name: str, home: str) -> None:
     study = Path(page.__file__).parent
-    prose = (study.parents[2] / "docs" / "speed.md").read_text()
-    for name in ("request", "request_qwen"):
-        path = study / "results" / f"{name}.json"
-        table = page.block(read(path)) if path.is_file() else "Not measured yet."
-        assert f"<!-- {name} -->\n{table}\n<!-- end of {name} -->" in prose
+    table = page.block(read(study / "results" / f"{name}.json"))
+    prose = (study.parents[2] / home).read_text()
+    assert f"<!-- {name} -->\n{table}\n<!-- end of {name} -->" in prose
 
 
 @pytest.mark.parametrize("name", ["cluster", "simulate"])
