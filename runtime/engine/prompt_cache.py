@@ -4,6 +4,7 @@ Knows no batch slot and no request.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import takewhile
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry
@@ -90,6 +91,12 @@ class PromptCache:
             return False
         end = start + len(token_ids)
         return end <= len(self._held) and self._held[start:end] == list(token_ids)
+
+    def held_of(self, prompt: Sequence[int]) -> int:
+        """Tokens at a prompt's beginning whose chunks are not run again; its end always is."""
+        starts = range(0, len(prompt) - self._chunk, self._chunk)
+        chunks = takewhile(lambda at: self.holds(prompt[at : at + self._chunk], at), starts)
+        return self._chunk * sum(1 for _ in chunks)
 
     def is_finished(
         self, prompt: Sequence[int], temperature: float | None, outputs: Hashable
