@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from snapexport.runtime.engine.bound_graph import Prediction
@@ -60,6 +62,9 @@ class Generation:
         self.park_at = request.park_at
         self.cached_tokens = 0
         """Tokens of the prompt that a parked row held."""
+        self.shows_held = request.shows_held
+        self.held: NDArray[np.float32] | None = None
+        """The share of the KV heads that hold each position of the prompt."""
         self.prefilled = 0
         """Tokens of the prompt that are prefilled."""
         self.begins_with: Row | None = None

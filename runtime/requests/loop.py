@@ -258,7 +258,8 @@ class Loop:
         # A broken piece ends its request now: a later cancel would leave its NaN in the caches.
         if (piece.is_last and not is_beginning) or not prediction.is_finite:
             delta = self._sample(work.request_id, work.slot, prediction)
-            return [replace(delta, cached_tokens=live.cached_tokens if is_prompt else 0)]
+            cached = live.cached_tokens if is_prompt else 0
+            return [replace(delta, cached_tokens=cached, held=live.held if is_prompt else None)]
         return []
 
     def _take(self, live: Generation, work: Work) -> Prediction:
@@ -272,6 +273,8 @@ class Loop:
         if piece.is_last and self._keeps_row_of(live) and prediction.is_finite:
             assert parking, "rows are kept only where they can be extended"
             self._keep(live, parking.park(work.slot, piece))
+        if piece.is_last and live.shows_held and tokens is live.prompt_token_ids:
+            live.held = self._executor.held_shares(piece, len(tokens))
         return prediction
 
     def _keep(self, live: Generation, row: Row) -> None:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from snapexport.errors import UserError
 from snapexport.runtime.engine.rows import Row
 from snapexport.runtime.requests.structured_outputs import Grammar, StructuredOutputs
@@ -143,7 +146,8 @@ class Request:
     continuation: tokens that follow the prompt. Decode takes them one by one, after the prompt was
     compressed. params None: the request ends with them, and nothing is sampled. prompt_logprobs:
     each of them has logprobs of this many likeliest tokens, in place of a score. park_at: tokens of
-    the prompt after which its row is parked, where rows are; 0: at its end.
+    the prompt after which its row is parked, where rows are; 0: at its end. shows_held: its first
+    output says which positions are held.
     hand_over: end after the first token, and keep the prompt's row for another executor. prefilled:
     a row that another executor handed over; nothing is prefilled here. session: of parked rows,
     only those of the same session are used. grammar: of `params.structured_outputs`, compiled.
@@ -158,6 +162,7 @@ class Request:
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
     park_at: int = 0
+    shows_held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +195,9 @@ class OutputDelta:
     text or token. logprobs: one for each token if the parameters want them. exception: the
     executor's, if it ended the request with "error". row: the prompt's, of a request that hands it
     over; its batch slot is kept until `LLM.release`. cached_tokens: of a first delta, the prompt's
-    tokens that a parked row held. drafted, accepted: tokens that were guessed for this step, and
-    those of them that were right.
+    tokens that a parked row held. held: of a first delta, the share of the KV heads that hold each
+    position of the prompt, fp32 [L], if the request asked for it. drafted, accepted: tokens that
+    were guessed for this step, and those of them that were right.
     """
 
     request_id: int
@@ -205,6 +211,7 @@ class OutputDelta:
     cached_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    held: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

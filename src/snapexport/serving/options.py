@@ -84,6 +84,7 @@ class ServeOptions(ModelOptions):
     allowed_host: tuple[str, ...] = ()
     allowed_origin: tuple[str, ...] = ()
     access_log: bool = False
+    page: bool = True
     tool_parser: str = field(default=AUTO, metadata={"choices": TOOL_PARSERS})
     reasoning_parser: str = field(default=AUTO, metadata={"choices": REASONING_PARSERS})
     temperature: float | None = None
