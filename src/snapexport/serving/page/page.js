@@ -27,22 +27,20 @@ function complain(text) {
 // ---- The server ----
 
 const KEY = "snapexport.key";
-const headers = () => {
-  const key = sessionStorage.getItem(KEY);
-  return { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
-};
+const headers = (key) => ({ "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) });
 
 /** An answer of the server, once its status is good. */
 async function request(path, options) {
+  const key = sessionStorage.getItem(KEY);
   let answer;
   try {
-    answer = await fetch(path, { ...options, headers: headers() });
+    answer = await fetch(path, { ...options, headers: headers(key) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("The server does not answer.");
   }
   if (answer.ok) return answer;
-  if (answer.status === 401) askForKey();
+  if (answer.status === 401 && key === sessionStorage.getItem(KEY)) askForKey();
   const body = await answer.json().catch(() => null);
   throw new Error(body?.error?.message ?? `The server answered with status ${answer.status}.`);
 }
@@ -166,6 +164,7 @@ async function stream(asked, { answer, reason, body }) {
   if (usage) answer.append(element("p", "line", spellUsage(usage, ended, (first - started) / 1000, (performance.now() - first) / 1000)));
   if (kept) answer.append(picture(kept));
   else if (wantsKept) answer.append(element("p", "line", "The server did not say what was kept."));
+  answer.scrollIntoView({ block: "nearest" });
 }
 
 /** Adds text, and follows it if its end is in view. */
@@ -222,7 +221,7 @@ function picture(kept) {
   const mean = kept.reduce((sum, [text, percent]) => sum + text.length * percent, 0) / (length || 1);
   const node = element("details");
   node.open = true;
-  node.append(element("summary", "", `Kept of the prompt: ${mean.toFixed(mean < 10 ? 1 : 0)} %, the mean of all heads`));
+  node.append(element("summary", "", `The cache kept ${mean.toFixed(mean < 10 ? 1 : 0)} % of the prompt, the mean of its heads`));
   const strip = node.appendChild(element("canvas"));
   strip.setAttribute("role", "img");
   strip.setAttribute("aria-label", "What was kept, from the prompt's beginning to its end");

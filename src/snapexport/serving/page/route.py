@@ -15,8 +15,8 @@ from starlette.routing import Route
 from snapexport.serving.openai.http.access import PAGE
 
 _POLICY = (
-    "default-src 'none'; script-src '{script}'; style-src '{style}'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src '{script}'; style-src '{style}'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 
