@@ -4,7 +4,6 @@ Knows no batch slot and no request.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-
 from typing import Any
 
 import numpy as np

@@ -46,31 +46,36 @@ class KeyedFolder:
     evicted: files that this object removed to make room. nbytes: of all files, when it last looked.
     """
 
-    def __init__(self, folder: Path, most_bytes: int, wait_seconds: float = 2.0) -> None:
-        """wait_seconds: for a process that holds the lock. Raises UserError."""
+    def __init__(
+        self, folder: Path, most_bytes: int | None = None, wait_seconds: float = 2.0
+    ) -> None:
+        """most_bytes: None for any number. wait_seconds: for a process that holds the lock.
+
+        Raises UserError.
+        """
         self._most, self._wait_seconds = most_bytes, wait_seconds
         self.evicted = self.nbytes = 0
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._folder = folder.resolve(strict=True)
-            state = self._folder.stat()
+            self.path = folder.resolve(strict=True)
+            state = self.path.stat()
         except OSError as error:
             raise _unusable(folder, str(error.strerror)) from None
         if state.st_uid != os.geteuid() or state.st_mode & _OTHERS_WRITE:
             raise _unusable(folder, "others may write there")
-        if not os.access(self._folder, os.W_OK | os.X_OK):
+        if not os.access(self.path, os.W_OK | os.X_OK):
             raise _unusable(folder, "it is not writable")
         with suppress(OSError, NoRoomError), self._locked():
-            self._make_room(0, time.time_ns())
+            self._make_room(0, time.time_ns())  # for those of a larger bound
 
     def has(self, key: str) -> bool:
         """Whether there is a file of that key."""
-        return os.path.lexists(self._path(key))
+        return os.path.lexists(self._file(key))
 
     def read(self, key: str, nbytes: int) -> bytearray | None:
         """The bytes of a file; None if it has not as many. Raises OSError."""
         descriptor = os.open(
-            self._path(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self._file(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         )
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             state = os.fstat(descriptor)
@@ -84,11 +89,11 @@ class KeyedFolder:
 
     def touch(self, key: str, used: int) -> None:
         """Note when a file was used. Raises OSError."""
-        os.utime(self._path(key), ns=(used, used), follow_symlinks=False)
+        os.utime(self._file(key), ns=(used, used), follow_symlinks=False)
 
     def write(self, key: str, blocks: Sequence[memoryview], used: int) -> None:
         """Write a file, and make room for it before. Raises OSError and NoRoomError."""
-        path = self._path(key)
+        path = self._file(key)
         with self._locked():
             nbytes = sum(block.nbytes for block in blocks)
             self._make_room(nbytes, used)
@@ -106,7 +111,7 @@ class KeyedFolder:
 
     def remove(self, key: str) -> None:
         """Remove a file. Raises OSError."""
-        self._path(key).unlink(missing_ok=True)
+        self._file(key).unlink(missing_ok=True)
 
     def clear(self) -> tuple[int, int]:
         """Remove all files; how many, and their bytes. Raises OSError."""
@@ -117,19 +122,20 @@ class KeyedFolder:
         self.nbytes = 0
         return len(entries), sum(entry.nbytes for entry in entries)
 
-    def _path(self, key: str) -> Path:
+    def _file(self, key: str) -> Path:
         assert re.fullmatch(_KEY, key)
-        return self._folder / f"{key}{SUFFIX}"
+        return self.path / f"{key}{SUFFIX}"
 
     def _make_room(self, nbytes: int, used: int) -> None:
         """Remove files until one of `nbytes` fits, but none that was used at `used` or later."""
         entries = sorted(self._entries(), key=lambda entry: entry.used)
         self.nbytes = sum(entry.nbytes for entry in entries)
         removable = sum(entry.nbytes for entry in entries if entry.used < used)
-        if self.nbytes - removable + nbytes > self._most:
+        most = self._most if self._most is not None else self.nbytes + nbytes
+        if self.nbytes - removable + nbytes > most:
             raise NoRoomError
         for entry in entries:
-            if self.nbytes + nbytes <= self._most:
+            if self.nbytes + nbytes <= most:
                 return
             entry.path.unlink(missing_ok=True)
             self.nbytes -= entry.nbytes
@@ -137,10 +143,10 @@ class KeyedFolder:
 
     def _entries(self) -> list[Entry]:
         """All files. Unfinished ones are removed: who holds the lock writes none now."""
-        for name in os.listdir(self._folder):
-            if _UNFINISHED.fullmatch(name):
-                (self._folder / name).unlink(missing_ok=True)
-        return list(entries_of(self._folder))
+        for path in self.path.iterdir():
+            if _UNFINISHED.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+        return list(entries_of(self.path))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -149,7 +155,7 @@ class KeyedFolder:
         with ExitStack() as stack:
             while True:
                 try:
-                    stack.enter_context(locked(self._folder))
+                    stack.enter_context(locked(self.path))
                     break
                 except BlockingIOError:
                     if time.monotonic() > end:

@@ -90,7 +90,7 @@ class ChunkStore:
                 self.folder.write(chunk.key, chunk_file.blocks_of(chunk), used)
         except NoRoomError:
             self.counts["dropped"] += 1
-            self._tell("room", "a prompt is larger than its bytes: its end is not kept")
+            self._tell("room", "no room beside chunks that were used later: a prompt's end is not kept")
         except BlockingIOError:
             self.counts["dropped"] += 1
             self._tell("lock", "another process keeps its lock: chunks are not kept")
@@ -105,7 +105,9 @@ class ChunkStore:
     def _tell(self, kind: str, what: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
-            warnings.warn(f"the prompt cache {self.folder}: {what}", RuntimeWarning, stacklevel=1)
+            warnings.warn(
+                f"the prompt cache {self.folder.path}: {what}", RuntimeWarning, stacklevel=1
+            )
 
 
 def used_at(used: int, index: int) -> int:

@@ -198,8 +198,8 @@ class OutputDelta:
     text or token. logprobs: one for each token if the parameters want them. exception: the
     executor's, if it ended the request with "error". row: the prompt's, of a request that hands it
     over; its batch slot is kept until `LLM.release`. cached_tokens: of a first delta, the prompt's
-    tokens that a parked row or the prompt cache on disk held. drafted, accepted: tokens that were guessed for this step, and
-    those of them that were right.
+    tokens that a parked row or the prompt cache on disk held. drafted, accepted: tokens that were
+    guessed for this step, and those of them that were right.
     """
 
     request_id: int

@@ -134,7 +134,7 @@ def chunks(length: int, chunk: int, *, rewinds: bool) -> list[tuple[int, int]]:
     if rewinds:
         ends = [*range(chunk, length, chunk), length]
         return [(max(0, end - chunk), end) for end in ends]
-    whole, left = divmod(length - 1, chunk)
+    whole = (length - 1) // chunk
     ends = [*range(chunk, whole * chunk, chunk), *((length - chunk,) if whole else ()), length]
     return list(zip([0, *ends], ends, strict=False))
 

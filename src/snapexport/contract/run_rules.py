@@ -17,7 +17,6 @@ from snapexport.contract.rule import (
     Rule,
     fact,
     flag,
-    is_given,
     some,
     value,
 )

@@ -211,11 +211,11 @@ def require_tokenizer(options: ModelOptions) -> None:
 
 
 def warm_up(llm: LLM) -> None:
-    """Run every graph once, before the first request."""
+    """Run every graph once, before the first request. The prompts are too short to be kept."""
     run_every_decode(llm)
     limits = llm.executor.limits
-    prompt = [0] * min(limits.prefill_chunk + 1, limits.longest_prompt)
-    llm.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))
+    prompts = [[0] * min(limits.prefill_chunk, limits.longest_prompt), [0]]
+    llm.generate(prompts, SamplingParams(max_tokens=2, ignore_eos=True))
 
 
 def run_every_decode(llm: LLM) -> None:
