@@ -90,7 +90,9 @@ class ChunkStore:
                 self.folder.write(chunk.key, chunk_file.blocks_of(chunk), used)
         except NoRoomError:
             self.counts["dropped"] += 1
-            self._tell("room", "no room beside chunks that were used later: a prompt's end is not kept")
+            self._tell(
+                "room", "no room beside chunks that were used later: a prompt's end is not kept"
+            )
         except BlockingIOError:
             self.counts["dropped"] += 1
             self._tell("lock", "another process keeps its lock: chunks are not kept")

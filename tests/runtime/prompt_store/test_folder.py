@@ -34,10 +34,7 @@ def chunks(count: int = 1, salt: str = "", first: int = 3) -> list[Chunk]:
             BUILD,
             index,
             tuple(prompt[index * SIZE : (index + 1) * SIZE]),
-            {
-                name: np.full(shape, index + first, dtype)
-                for name, (dtype, shape) in SPECS.items()
-            },
+            {name: np.full(shape, index + first, dtype) for name, (dtype, shape) in SPECS.items()},
         )
         for index, key in enumerate(keys(BUILD, salt, prompt, SIZE, count))
     ]
