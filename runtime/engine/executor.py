@@ -239,6 +239,12 @@ class Executor:
             for taker in self._takers.values():
                 taker.clear()
 
+    def forget_prompt(self) -> None:
+        """Forget the tokens of the prompt cache: the next prompt starts from none of them."""
+        self.require_open()
+        if self.prompt_cache:
+            self.prompt_cache.forget()
+
     def compress(self, slot: int, prompt_length: int) -> None:
         """Fill a batch slot from the last prompt once more: to measure the step by itself.
 

@@ -81,6 +81,7 @@ class RankExecutor(Executor):
     move = _by_all_ranks(Executor.move)
     release = _by_all_ranks(Executor.release)
     clear = _by_all_ranks(Executor.clear)
+    forget_prompt = _by_all_ranks(Executor.forget_prompt)
     compress = _by_all_ranks(Executor.compress)
 
     def topk_positions(self) -> list[Integers] | None:

@@ -25,6 +25,13 @@ TEXT = "The vault opens at noon, said Ada the baker."
 SHORT = "--max-tokens", "4"
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where prompts' caches are kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "snapexport"
+
+
 @pytest.fixture
 def document(tmp_path: Path) -> Path:
     path = tmp_path / "report.txt"
@@ -116,6 +123,30 @@ def test_a_second_question_runs_only_the_chunks_after_the_shared_ones(
     assert (first["cached_tokens"], second["cached_tokens"]) == (0, CHUNK)
     both = [-(-one["prompt_tokens"] // CHUNK) for one in (first, second)]
     assert prefills == sum(both) - second["cached_tokens"] // CHUNK
+
+
+def test_a_later_process_starts_from_what_is_kept(
+    ask: Ask, document: Path, folder: Path, tmp_path: Path
+) -> None:
+    """In the usual folder, in another one, or in none."""
+    first, second = (ask(document, "Who said so?")[0] for _ in range(2))
+    assert [one["cached_tokens"] for one in (first, second)] == [0, 2 * CHUNK]
+    assert first["answer"] == second["answer"] and any(folder.iterdir())
+    for flags in (["--no-prompt-cache"], ["--prompt-cache", tmp_path / "other"]):
+        (other,) = ask(document, "Who said so?", *flags)
+        assert (other["cached_tokens"], other["answer"]) == (0, first["answer"])
+    assert any((tmp_path / "other").iterdir())
+
+
+def test_a_usual_folder_that_cannot_be_written_is_left_out(
+    ask: Ask, document: Path, folder: Path, capsys: pytest.CaptureFixture[str], chatting: Path
+) -> None:
+    folder.parent.mkdir()
+    folder.write_text("a file")
+    (one,) = ask(document, "Who said so?")
+    assert one["answer"]
+    given = "--prompt-cache", f"{folder}/x"
+    assert str(folder) in refused(capsys, "ask", chatting, document, *given, "Who?")
 
 
 def test_standard_input_is_a_document(

@@ -26,7 +26,7 @@ class _Commands(Mapping[str, Any]):
     """The module of each command, loaded when it is asked for."""
 
     _names = "plan build generate chat ask inspect diff lint engine triton serve dynamo eval"
-    _names += " calibrate bench demo"
+    _names += " calibrate bench demo cache"
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:

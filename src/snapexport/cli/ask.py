@@ -13,6 +13,7 @@ examples:
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -58,7 +59,21 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--question", metavar="TEXT", help="the question")
     prompt.add_chat(parser)
     generate.add_answer(parser)
+    parser.add_argument(
+        "--no-prompt-cache",
+        dest="prompt_cache",
+        action="store_const",
+        const=None,
+        help="keep nothing of the files (default: in ~/.cache/snapexport, by --prompt-cache)",
+    )
+    parser.set_defaults(prompt_cache=usual_folder())
     parser.add_argument("--json", action="store_true", help="print a JSON object for each answer")
+
+
+def usual_folder() -> Path:
+    """Where prompts' caches are kept unless a flag says otherwise; nothing is made."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "snapexport"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,6 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
     params, source = generate.sampling(arguments)
     prompts = Prompts(arguments, build, read_documents(names))
     prompts.choose_form(question or "")
+    if arguments.prompt_cache == usual_folder() and not _may_keep(arguments, build):
+        arguments.prompt_cache = None
     interrupts = Interrupts()
     is_typed = question is None and bool(sys.stdin) and sys.stdin.isatty()
     keyboard = Keyboard(interrupts, ()) if is_typed else None
@@ -90,6 +107,16 @@ def run(arguments: argparse.Namespace) -> int:
         with interrupts.as_notes():
             session.run(takewhile(str.strip, keyboard.blocks()))
         return 0
+
+
+def _may_keep(arguments: argparse.Namespace, build: Build) -> bool:
+    """Whether prompts can be kept in the usual folder, which nobody asked for."""
+    try:
+        build.require_run(prompt_cache=arguments.prompt_cache, prefill=arguments.prefill)
+        arguments.prompt_cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (UserError, OSError):
+        return False
+    return os.access(arguments.prompt_cache, os.W_OK)
 
 
 class Prompts:

@@ -52,6 +52,7 @@ FROM_CONFIG = "{} (default: generation_config.json's, else {})"
 RUNNING = (
     flags.BACKEND
     | {"baseline": "use the full-cache graphs", "threads": "CPU threads (default: all cores)"}
+    | flags.PROMPT_CACHE
     | {name: text for name, text in run_flags(LLMConfig).items() if not name.startswith("parked")}
 )
 """Help texts of fields of `LLMConfig`."""

@@ -209,7 +209,8 @@ def _answers(body: RequestBody, request: Request) -> list[Request]:
     assert request.params, "a body always has them"
     seeds = [None if body.seed is None else body.seed + index for index in range(body.n)]
     each = [replace(request.params, seed=seed) for seed in seeds]
-    return [replace(request, params=one, session=body.prompt_cache_key or "") for one in each]
+    named = replace(request, session=body.prompt_cache_key or "", cache_salt=body.cache_salt or "")
+    return [replace(named, params=one) for one in each]
 
 
 def _params(model: Model, body: RequestBody, prompt_length: int) -> SamplingParams:
