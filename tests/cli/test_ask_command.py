@@ -116,7 +116,8 @@ def test_a_second_question_runs_only_the_chunks_after_the_shared_ones(
     ask: Ask, chatting: Path, document: Path, runs: list[str]
 ) -> None:
     """And is answered as in a prompt of its own."""
-    first, second = ask(document, lines="Who said so?\n\nWhen exactly?\n")
+    lines = "Who said so?\n\nWhen exactly?\n"
+    first, second = ask(document, "--no-prompt-cache", lines=lines)
     prefills = runs.count("prefill")
     whole = f"{TEXT}\n\nWhen exactly?"
     assert second["answer"] == expected(chatting, whole)
@@ -230,7 +231,7 @@ def test_without_a_template_the_prompt_is_as_it_is(
 
 @pytest.mark.slow
 def test_questions_are_typed_until_an_empty_line(chatting: Path, document: Path) -> None:
-    argv = ["ask", str(chatting), str(document), *SHORT]
+    argv = ["ask", str(chatting), str(document), "--no-prompt-cache", *SHORT]
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-m", "snapexport", *argv])
