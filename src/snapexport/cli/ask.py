@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -32,7 +32,8 @@ from snapexport.cli.summary import CacheUse
 from snapexport.cli.typed import Keyboard, piped_blocks
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kinds import graph_of
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
+from snapexport.methods.table import in_blocks
 from snapexport.runtime.engine.graph_set import PrefillForm
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.requests.llm import LLM
@@ -190,8 +191,14 @@ class Prompts:
 def _too_long(error: PromptTooLongError, may_extend: bool) -> UserError:
     hint = error.hint.replace("shorten it", "give fewer files, or a part of one")
     if "--L-max" in hint and may_extend:
-        hint += ", or with --extend, which takes prompts beyond it block by block"
+        hint += f", or with {_flags_of_blocks()}, which takes prompts beyond it block by block"
     return UserError(f"files and question make {error.tokens:,} tokens, {error.limit}", hint)
+
+
+def _flags_of_blocks() -> str:
+    """The flags with which a build takes prompts in blocks."""
+    given = (asdict(options) for options in in_blocks(True))
+    return " ".join(flag_of(name) for one in given for name, value in one.items() if value is True)
 
 
 class Reader:
