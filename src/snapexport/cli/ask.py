@@ -1,9 +1,8 @@
 """Ask questions about files: they are read once, and each question follows them in the prompt.
 
 The last word that is not a file is the question. Without one, questions are typed, or are lines
-of a pipe; an empty line or Ctrl-D ends, Ctrl-C ends an answer. Each prompt is the files and one
-question, whose tokens vote on what is kept of the files: no question knows the others. Chunks
-that the last prompt had too are not read again.
+of a pipe; an empty line or Ctrl-D ends, Ctrl-C ends an answer. A prompt is the files and one
+question: none knows the others.
 
 examples:
   snapexport ask qwen.build report.pdf "What did it cost?"
@@ -181,7 +180,7 @@ class Prompts:
         """Tokens of a prompt. Raises UserError for a text that is far too long for any."""
         text = self._text(question)
         require_readable(text, limits)
-        given = prompt.rendered(self.build, text, prompt.messages(self._arguments, text))
+        given = prompt.render(self.build, text, prompt.messages(self._arguments, text))
         return len(given.tokens(load_tokenizer(self.build.directory), limits))
 
     def _text(self, question: str) -> str:

@@ -97,5 +97,5 @@ def _pdf_text(raw: bytes, what: str) -> str:
     except Exception as error:  # a broken PDF raises any
         hint = "write it anew, for example with `qpdf`, or give its text"
         raise UserError(f"{what} can't be read as a PDF: {first_line(error)}", hint) from error
-    # A lone half of a character is no text, though fonts may name it.
+    # Fonts may name lone halves of characters, which no encoding takes.
     return "\n\n".join(texts).encode(errors="replace").decode()

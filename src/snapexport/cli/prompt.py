@@ -109,13 +109,13 @@ def find(arguments: argparse.Namespace, build: Build, *needy: str) -> Given | No
                 )
         return None
     talk = messages(arguments, text)
-    given = rendered(build, text, talk)
+    given = render(build, text, talk)
     if talk is not None:
         note_template(arguments)
     return given
 
 
-def rendered(build: Build, text: str, talk: list[Message] | None) -> Given:
+def render(build: Build, text: str, talk: list[Message] | None) -> Given:
     """The prompt as the model gets it. talk: as `messages` makes it of the text.
 
     Raises UserError.

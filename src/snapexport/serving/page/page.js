@@ -1,6 +1,6 @@
 
 "use strict";
-// A client of /v1/chat/completions. Text is only ever set as text, whoever wrote it.
+// A client of /v1/chat/completions. Text is only ever set as text: nothing that a model writes runs.
 
 const MOST_BYTES = 16 * 1024 * 1024; // of all files of a question; a body may have twice as many
 const SHADES = 5;

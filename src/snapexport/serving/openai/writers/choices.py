@@ -126,7 +126,7 @@ class ResponseWriter(Writer):
             "object": self.whole_name,
             "choices": choices,
             "usage": self._usage.as_json(),
-            **self._kept(answers[0]),
+            **self._say_kept(answers[0]),
         }
 
     def chunks(self, index: int, output: OutputDelta) -> list[Object]:
@@ -137,7 +137,7 @@ class ResponseWriter(Writer):
         so_far = self._usage.as_json() if self._counts_on else None
         idle: Object = {"usage": so_far} if self._includes_usage else {}
         chunks = [self._chunk([choice]) | idle for choice in opening + self._parts(index, output)]
-        if kept := self._kept(output):
+        if kept := self._say_kept(output):
             chunks.append(self._chunk([]) | idle | kept)
         return chunks
 
@@ -151,8 +151,8 @@ class ResponseWriter(Writer):
         """The error object; OpenAI's client raises it."""
         return [error.body]
 
-    def _kept(self, output: OutputDelta) -> Object:
-        """What the caches hold of the prompt, once for all answers, if the request asked for it."""
+    def _say_kept(self, output: OutputDelta) -> Object:
+        """The field `kept`, once for all answers, if the request asked for it."""
         if self._prompt_text is None or output.held is None:
             return {}
         shown, self._prompt_text = self._prompt_text, None
