@@ -35,6 +35,7 @@ from snapexport.errors import UserError, flag_of
 from snapexport.methods.table import in_blocks
 from snapexport.runtime.engine.graph_set import PrefillForm
 from snapexport.runtime.engine.limits import Limits
+from snapexport.runtime.requests.generation_config import CONFIG
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import (
     PromptTooLongError,
@@ -95,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     with keyboard.hold() if keyboard else nullcontext():
         reader = Reader(generate.open_llm(arguments), prompts, params)
         session = _Session(reader, _Json() if arguments.json else _Text(), interrupts)
-        if generate.CONFIG in source:
+        if CONFIG in source:
             say(f"sampling: {source}")
         if question is not None:
             session.answer(question)

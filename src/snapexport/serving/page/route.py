@@ -22,7 +22,7 @@ _POLICY = (
 
 def page_route() -> Route:
     """The route of the page, which is read once."""
-    parts = {"style": _part("page.css"), "script": _part("page.js")}
+    parts = {"style": _part("page.css"), "script": _part("kept.js") + _part("page.js")}
     text = _part("page.html")
     for name, part in parts.items():
         text = text.replace(f"{{{{{name}}}}}", part)
