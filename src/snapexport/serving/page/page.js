@@ -174,7 +174,7 @@ function write(node, text) {
 }
 
 function spellUsage(usage, ended, waited, seconds) {
-  const speed = usage.completion_tokens > 1 && seconds ? (usage.completion_tokens - 1) / seconds : 0;
+  const speed = usage.completion_tokens > 1 && seconds > 0.1 ? (usage.completion_tokens - 1) / seconds : 0;
   const parts = [`${number(usage.prompt_tokens)} tokens read`, `${number(usage.completion_tokens)} written`];
   if (waited) parts.push(`first after ${waited.toFixed(1)} s`);
   if (speed) parts.push(`${speed.toFixed(1)} a second`);
