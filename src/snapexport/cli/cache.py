@@ -1,6 +1,6 @@
-"""Show or clear a folder of --prompt-cache: what it holds of each build, and when it was used.
+"""Show what a folder of --prompt-cache holds of each build, or clear it.
 
-A process may use the folder meanwhile. clear removes kept chunks, and no other file.
+Other files stay. Servers may use the folder meanwhile.
 
 examples:
   snapexport cache list ~/.cache/snapexport

@@ -164,16 +164,15 @@ RUN_RULES: tuple[Rule, ...] = (
     ),
     *(
         Rule(choice, OF_RANKS, "its rows are in several processes", _OF_ONE_RANK)
-        for choice in (ROLE, PREFILLED, PARKED, OUTPUTS, ONTO_ROWS)
+        for choice in (ROLE, PREFILLED, PARKED, OUTPUTS, ONTO_ROWS, PROMPT_CACHE)
     ),
-    Rule(PROMPT_CACHE, OF_RANKS, "its caches are in several processes", _OF_ONE_RANK),
     Rule(
         PROMPT_CACHE,
         OF_ONE_CHUNK,
-        "a prompt's last chunk is always computed",
+        "the last chunk is always computed",
         "build it again with a smaller --prefill-chunk",
     ),
-    Rule(PROMPT_CACHE, BLOCKS, "no chunk of a full-length cache is computed"),
+    Rule(PROMPT_CACHE, BLOCKS, "it takes no chunks"),
     Rule(PROMPT_CACHE, DECODE_ROLE, "it prefills nothing", LEAVE_OUT),
     Rule(
         BF16,

@@ -103,7 +103,7 @@ def test_a_second_question_starts_from_the_document_also_after_a_restart(
 def test_learned_scores_and_smaller_capacities_start_from_kept_chunks(
     more: str, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"target": "portable", "prefill_capacities": [32, 64]}
+    options: dict[str, Any] = {"target": "portable", "prefill_capacities": [24, 48]}
     model = cases.checkpoint("llama")
     if more == "scores":
         config = json.loads((model / "config.json").read_text())
@@ -268,7 +268,7 @@ def test_whole_chunks_are_those_that_prompts_have_in_common(
 @pytest.mark.parametrize(
     ("case", "options", "message"),
     [
-        (Case(extend=True), {"prefill": "blocks"}, "no chunk of a full-length cache"),
+        (Case(extend=True), {"prefill": "blocks"}, "it takes no chunks"),
         (Case(prefill_chunk=96), {}, "a build whose prefill chunk is L_max"),
         (CASE, {"role": "decode"}, "it prefills nothing"),
         (CASE, {"prompt_cache_size": -1}, "prompt_cache_size -1"),
