@@ -54,7 +54,7 @@ def add_arguments(parser: Parser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="text or PDF, - for standard input; a last word that is not a file is the question",
+        help="text or PDF; - for standard input",
     )
     parser.gathers = "files"
     parser.add_argument("--question", metavar="TEXT", help="the question")
