@@ -158,7 +158,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable '.[cpu,build,eval,openvino,serve,rtx,dev]'
+	$(BIN)/pip install --quiet --editable '.[cpu,build,eval,openvino,pdf,serve,rtx,dev]'
 	touch $@
 
 $(TRITON_STAMP): pyproject.toml

@@ -29,6 +29,7 @@ PREFILL_WORDS = re.compile(r"behind|in_blocks|repeats|pseudo")
 LONGEST_FILE = 400
 
 BROUGHT = {
+    "questions about files, a page to ask them on": (816, 1148, 10, 73, 775),
     "LoRA adapters": (644, 925, 4, 11, 270),
     "head budgets over the whole model, measured by a build": (177, 263, 0, 119, 59),
     "MLX, torchao, and what other checkpoints have": (358, 624, 6, 34, 439),

@@ -84,6 +84,8 @@ class Chunks:
     def _bind_inner(self, inner: InnerChunks) -> BoundGraph:
         entry = self._loaded.manifest.graphs[inner.graph]
         buffers = allocate(self._loaded.backend.memory, entry, self.buffers)
+        pasts = {name: one for name, one in buffers.items() if names.is_past(name)}
+        self.cache.add({name: one for name, one in pasts.items() if name not in self.buffers})
         return self._bind(inner.graph, buffers)
 
     def _fill_slot(self) -> FillSlot:

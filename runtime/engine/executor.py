@@ -12,6 +12,7 @@ request and no text.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract.manifest import Manifest
@@ -24,6 +25,7 @@ from snapexport.runtime.engine.decode_steps import DecodeSteps, SlotRows
 from snapexport.runtime.engine.fill_slot import kept_of_layers
 from snapexport.runtime.engine.followers import Drafts, Step
 from snapexport.runtime.engine.graph_set import GraphSet, Role
+from snapexport.runtime.engine.held import held_shares
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.method import (
     Loaded,
@@ -237,6 +239,12 @@ class Executor:
             for taker in self._takers.values():
                 taker.clear()
 
+    def forget_prompt(self) -> None:
+        """Forget the tokens of the prompt cache: the next prompt starts from none of them."""
+        self.require_open()
+        if self.prompt_cache:
+            self.prompt_cache.forget()
+
     def compress(self, slot: int, prompt_length: int) -> None:
         """Fill a batch slot from the last prompt once more: to measure the step by itself.
 
@@ -256,6 +264,17 @@ class Executor:
             return None
         kept = self._refills.kept if self._refills else {}
         return kept_of_layers(self.backend.memory, kept, self._manifest)
+
+    def held_shares(self, last: Piece, prompt_length: int) -> Floats:
+        """The share of the KV heads that hold each position of a prompt, fp32 [prompt_length].
+
+        Right after its last piece.
+        """
+        taker = self.taker(last.kind)
+        if self._graphs.full_cache:
+            return np.ones(prompt_length, np.float32)
+        positions = taker.slot_positions(prompt_length)
+        return held_shares(positions, self._manifest.geometry, prompt_length)
 
     def close(self) -> None:
         """Free the device's memory now. A second call does nothing."""

@@ -69,7 +69,7 @@ def open_executor(
         baseline=baseline,
         threads=threads,
         prepack=prepack,
-        prompt_cache=prompt_cache,
+        shares_prompt_cache=prompt_cache is not None,
         prefill=prefill,
         role=role,
         device=device,

@@ -3,7 +3,12 @@
 Knows no batch slot and no request.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry
@@ -19,7 +24,10 @@ class PromptCache:
     model on one device may share a cache if each prompt is prefilled to its end.
 
     Recurrent states are those after the last chunk. They have no positions, so with them only a
-    whole prompt is taken from the cache.
+    whole prompt is taken from the cache, or chunks that `write` has put there with their states.
+
+    A whole chunk can be copied out (`read`), and back at the same place of another prompt that
+    begins with the same tokens (`write`).
 
     Prefill graphs of smaller capacity N take the beginning of the same memory as [1,Hkv,N,D];
     `resize` moves the heads to where the next graph reads them.
@@ -41,7 +49,10 @@ class PromptCache:
         self._finished: tuple[tuple[int, ...], float | None] = (), None
         self._written: set[Hashable] = set()
         self._is_whole = False
-        self._capacity = next(iter(self._pasts.values())).shape[2]
+        self._border = 0
+        """Tokens of this prompt after which `write` has put states; 0: they are others by now."""
+        self._capacity = self._largest = next(iter(self._pasts.values())).shape[2]
+        self._beside: Buffers = {}
         self.buffers = self.of_capacity(self._capacity)
 
     def suits(self, prefill: GraphEntry) -> bool:
@@ -64,9 +75,13 @@ class PromptCache:
         pasts |= self._states
         return pasts | {names.present_of(name): one for name, one in pasts.items()}
 
+    def add(self, beside: Buffers) -> None:
+        """Add what inner chunks keep of the chunks before them, [1,Hkv,N,...]: N parts of T."""
+        self._beside = beside
+
     def begin(self) -> None:
         """Make the states those before a prompt; the last prompt is no longer held to its end."""
-        self._is_whole = False
+        self._is_whole, self._border = False, 0
         for state in self._states.values():
             self._memory.zero(state)
 
@@ -86,10 +101,16 @@ class PromptCache:
 
     def holds(self, token_ids: Sequence[int], start: int) -> bool:
         """Whether running a chunk at position `start` would change nothing."""
-        if self._states:
-            return False
         end = start + len(token_ids)
+        if self._states and end > self._border:
+            return False
         return end <= len(self._held) and self._held[start:end] == list(token_ids)
+
+    def held_of(self, prompt: Sequence[int]) -> int:
+        """Tokens at a prompt's beginning whose chunks are not run again; its end always is."""
+        starts = range(0, len(prompt) - self._chunk, self._chunk)
+        chunks = takewhile(lambda at: self.holds(prompt[at : at + self._chunk], at), starts)
+        return self._chunk * sum(1 for _ in chunks)
 
     def is_finished(
         self, prompt: Sequence[int], temperature: float | None, outputs: Hashable
@@ -118,7 +139,7 @@ class PromptCache:
         temperature: None where the outputs do not depend on it. outputs: their names and shapes;
         outputs of equal name and shape are the same memory, whatever graph writes them.
         """
-        self._is_whole = end == len(prompt)
+        self._is_whole, self._border = end == len(prompt), 0
         if self._is_whole:
             finished = tuple(prompt), temperature
             if finished != self._finished:
@@ -131,10 +152,75 @@ class PromptCache:
         if start == aligned == len(self._held) and not (self._is_whole and is_inner):
             self._held += prompt[start:end]
 
-    def clear(self) -> None:
-        """Forget all tokens, and zero keys and values."""
+    def enter(self, prompt: Sequence[int]) -> int:
+        """Begin a prompt that `write` may fill; whole chunks of its beginning that are held."""
+        self._border = 0
+        if self._states:
+            return 0
+        pairs = enumerate(zip(self._held, prompt, strict=False))
+        same = next((at for at, (own, given) in pairs if own != given), None)
+        return (min(len(self._held), len(prompt)) if same is None else same) // self._chunk
+
+    def specs(self, index: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The type and the shape of each part of whole chunk `index`, as `read` gives it."""
+        found: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for past in self._pasts.values():
+            _, heads, _, *width = past.shape
+            found[past.name] = past.dtype, (heads, self._chunk, *width)
+        for one in self._beside.values():
+            _, heads, _, *width = one.shape
+            found[one.name] = one.dtype, (heads, self._parts_before(one, index), *width)
+        return found | {one.name: (one.dtype, one.shape) for one in self._states.values()}
+
+    def read(self, index: int) -> dict[str, NDArray[Any]]:
+        """Copy whole chunk `index` of the prompt to the host, right after it was taken.
+
+        Keys, values and votes [Hkv,C,...]; what inner chunks keep [Hkv,N,...], of all chunks before
+        it; states as they are.
+        """
+        specs = self.specs(index)
+        found = {name: np.empty(shape, dtype) for name, (dtype, shape) in specs.items()}
+        for name, head, part in self._heads(index):
+            found[name][head] = self._memory.read(part)
+        return found | {name: self._memory.read(one) for name, one in self._states.items()}
+
+    def write(self, index: int, tokens: Sequence[int], parts: Mapping[str, NDArray[Any]]) -> None:
+        """Put whole chunk `index` of the prompt, with its tokens, after the chunks before it."""
+        start = index * self._chunk
+        self.resize(self._largest, start)
+        assert len(self._held) >= start and len(tokens) == self._chunk
+        for name, head, part in self._heads(index):
+            self._memory.write(part, parts[name][head])
+        for name, state in self._states.items():
+            self._memory.write(state, parts[name])
+        self._held[start:] = tokens
+        self._is_whole, self._border = False, start + self._chunk
+
+    def _heads(self, index: int) -> Iterator[tuple[str, int, Buffer]]:
+        """The name, the head and the memory of each head's positions of a whole chunk."""
+        for past in self._pasts.values():
+            for head in range(past.shape[1]):
+                start = head * self._capacity + index * self._chunk
+                yield past.name, head, _positions(past, start, self._chunk)
+        for one in self._beside.values():
+            if count := self._parts_before(one, index):
+                for head in range(one.shape[1]):
+                    yield one.name, head, _positions(one, head * one.shape[2], count)
+
+    def _parts_before(self, beside: Buffer, index: int) -> int:
+        """Enough for the positions before a chunk, whether or not the parts fill the cache."""
+        parts = beside.shape[2]
+        return min(parts, -(-index * self._chunk * (parts + 1) // self._largest))
+
+    def forget(self) -> None:
+        """Forget all tokens: the next prompt is run from its beginning."""
         self._held.clear()
         self._written.clear()
+        self._border = 0
+
+    def clear(self) -> None:
+        """Forget all tokens, and zero keys and values."""
+        self.forget()
         for cache in (*self._pasts.values(), *self._states.values()):
             self._memory.zero(cache)
 

@@ -14,9 +14,17 @@ from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from snapexport.contract.manifest import Manifest
-from snapexport.runtime.engine.backend import Buffers, Collectives, GraphBackend, Integers
+from snapexport.contract.pieces import Piece
+from snapexport.runtime.engine.backend import (
+    Buffers,
+    Collectives,
+    Floats,
+    GraphBackend,
+    Integers,
+)
 from snapexport.runtime.engine.decode_steps import SlotRows
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import GraphSet
@@ -73,6 +81,7 @@ class RankExecutor(Executor):
     move = _by_all_ranks(Executor.move)
     release = _by_all_ranks(Executor.release)
     clear = _by_all_ranks(Executor.clear)
+    forget_prompt = _by_all_ranks(Executor.forget_prompt)
     compress = _by_all_ranks(Executor.compress)
 
     def topk_positions(self) -> list[Integers] | None:
@@ -83,7 +92,14 @@ class RankExecutor(Executor):
                 return own
             return [self._of_all_ranks(positions) for positions in own]
 
-    def _of_all_ranks(self, positions: Integers) -> Integers:
+    def held_shares(self, last: Piece, prompt_length: int) -> Floats:
+        """The share of all ranks' KV heads, of which each rank has as many."""
+        with self._together("held_shares", last, prompt_length):
+            own = super().held_shares(last, prompt_length)
+            mean: Floats = self._of_all_ranks(own[None]).mean(0)
+            return mean
+
+    def _of_all_ranks(self, positions: NDArray[Any]) -> NDArray[Any]:
         heads, kept = positions.shape
         every = np.empty((self._collectives.ranks * heads, kept), positions.dtype)
         if kept:

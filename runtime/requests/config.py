@@ -1,5 +1,7 @@
 """Holds how a build is loaded, checked, with the defaults of `LLM`."""
 
+import hashlib
+import importlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
@@ -9,11 +11,24 @@ from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import Role
-from snapexport.runtime.engine.open_executor import BackendName, Device, Precision, open_executor
+from snapexport.runtime.engine.open_executor import (
+    BackendName,
+    Device,
+    Precision,
+    default_backend,
+    open_executor,
+)
 from snapexport.runtime.engine.rows import digest_of, row_states
+from snapexport.runtime.prompt_store.folder import KeyedFolder
+from snapexport.runtime.prompt_store.keeper import PromptKeeper
+from snapexport.runtime.prompt_store.store import ChunkStore
 from snapexport.runtime.requests.parked_rows import DEFAULT_BYTES, ParkedRows, RowFiles
 
 _PARKING = "parked_rows", "parked_dir"
+PROMPT_CACHE_BYTES = 20 << 30
+_LIBRARIES = {"onnxruntime-cuda": "onnxruntime", "tensorrt": ""}
+"""The module of a backend's library, where it is not named like the backend; "": the manifest's
+engines say its version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +56,10 @@ class LLMConfig:
     ring, and the output itself, are voted on; 0: never. Both keep copies of rows in the host's
     memory, and take longer prompts than L_max too, block by block. parked_dir: a folder where
     parked rows are written as well, up to parked_dir_bytes, and found again by a later process.
+
+    prompt_cache: a folder where prefill's caches of prompts are kept, up to prompt_cache_size
+    bytes, for prompts that begin with the same tokens, in later processes too. Outputs are those of
+    a fresh prefill. Prompts that fit L_max then start from there, and not from parked rows.
     """
 
     baseline: bool = False
@@ -57,9 +76,11 @@ class LLMConfig:
     compress_every: int = 0
     device: Device | None = None
     precision: Precision | None = None
+    prompt_cache: Path | None = None
+    prompt_cache_size: int = PROMPT_CACHE_BYTES
 
     def __post_init__(self) -> None:
-        for name in ("parked_rows", "compress_every", "parked_dir_bytes"):
+        for name in ("parked_rows", "compress_every", "parked_dir_bytes", "prompt_cache_size"):
             _require_count(name, getattr(self, name))
         require_compatible({name: getattr(self, name) for name in _PARKING})
 
@@ -95,6 +116,31 @@ class LLMConfig:
             self.parked_dir_bytes,
         )
         return ParkedRows(self.parked_rows, files or None)
+
+    def keeper(self, build: Build, executor: Executor) -> PromptKeeper | None:
+        """What keeps prompts on disk. Raises UserError."""
+        if self.prompt_cache is None:
+            return None
+        assert executor.prompt_cache, "a build without one is refused"
+        folder = KeyedFolder(Path(self.prompt_cache), self.prompt_cache_size)
+        store = ChunkStore(folder, self._computed_by(build))
+        return PromptKeeper(executor.prompt_cache, executor.limits.prefill, store)
+
+    def _computed_by(self, build: Build) -> str:
+        """Digest of all that decides the bits of a prompt's caches, but the machine, in hex."""
+        backend = self.backend or default_backend(build)
+        library, version = _LIBRARIES.get(backend, backend), ""
+        if library:
+            version = importlib.import_module(library).__version__
+        facts = (
+            build.manifest.model_dump_json(),
+            backend,
+            version,
+            self.device or "CPU",
+            self.precision or "f32",
+            self.baseline,
+        )
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _require_count(name: str, value: object) -> None:

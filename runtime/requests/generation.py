@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from snapexport.runtime.engine.bound_graph import Prediction
@@ -19,6 +21,7 @@ from snapexport.runtime.requests.request import (
     Request,
     SamplingParams,
     TokenLogprobs,
+    session_of,
 )
 from snapexport.runtime.requests.sampling import (
     generator,
@@ -43,7 +46,8 @@ class Generation:
     ) -> None:
         """compress_every: tokens of the output after which its row is extended; 0: never."""
         self.request_id = request_id
-        self.prompt_token_ids, self.session = request.prompt_token_ids, request.session
+        self.prompt_token_ids, self.cache_salt = request.prompt_token_ids, request.cache_salt
+        self.session = session_of(request)
         self.cached_token_ids = request.prompt_token_ids
         """What the batch slot's caches were compressed from, or will be: the prompt, or more."""
         self.last_token = request.prompt_token_ids[-1]
@@ -59,7 +63,10 @@ class Generation:
             self._end_tokens |= limits.eos_token_id
         self.park_at = request.park_at
         self.cached_tokens = 0
-        """Tokens of the prompt that a parked row held."""
+        """Tokens of the prompt that a parked row or the prompt cache on disk held."""
+        self.shows_held = request.shows_held
+        self.held: NDArray[np.float32] | None = None
+        """The share of the KV heads that hold each position of the prompt."""
         self.prefilled = 0
         """Tokens of the prompt that are prefilled."""
         self.begins_with: Row | None = None

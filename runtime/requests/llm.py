@@ -18,6 +18,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.method import MakeDrafter
+from snapexport.runtime.prompt_store.keeper import PromptKeeper
 from snapexport.runtime.requests import prompts as prompts_module
 from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.generation_config import recommended_sampling
@@ -37,7 +38,7 @@ from snapexport.runtime.requests.request import (
     Request,
     SamplingParams,
     Score,
-    require_session,
+    require_name,
 )
 
 _DEFAULTS = LLMConfig()
@@ -65,7 +66,8 @@ class LLM:
         config = replace(config, **changed)
         build = Build.open(build_dir)
         executor = config.open(build)
-        self._set_up(executor, load_tokenizer(build.directory), config, config.parked(build))
+        kept = config.parked(build), config.keeper(build, executor)
+        self._set_up(executor, load_tokenizer(build.directory), config, *kept)
         self._directory = build.directory
 
     @classmethod
@@ -91,6 +93,7 @@ class LLM:
         tokenizer: Tokenizer | None,
         config: LLMConfig,
         parked: ParkedRows | None = None,
+        keeper: PromptKeeper | None = None,
         drafters: Sequence[MakeDrafter] | None = None,
     ) -> None:
         self.executor = executor
@@ -103,6 +106,7 @@ class LLM:
             [made for make in drafting if config.speculates and (made := make(executor.drafts))],
             parked,
             config.compress_every,
+            keeper,
         )
         self._boxes: dict[int, deque[OutputDelta]] = {}
         self._outbox: deque[OutputDelta] = deque()
@@ -114,17 +118,20 @@ class LLM:
         continuations: Continuations = None,
         *,
         session: str = "",
+        cache_salt: str = "",
     ) -> list[Completion]:
         """Complete every prompt: a text, token ids, or a list of either. The order is kept.
 
         continuations: for each prompt, text or token ids between it and the completion. They are
         fed through decode after the prompt was compressed, so that the vote can't consider them: as
         when a question arrives after its document. session: any name of a conversation; a prompt
-        goes on from parked rows of the same session only. Raises UserError for bad input, before
-        anything is queued, and the executor's exception if it fails.
+        goes on from parked rows of the same session only. cache_salt: a prompt starts only from
+        what prompts of the same salt have left, in any cache. Raises UserError for bad input,
+        before anything is queued, and the executor's exception if it fails.
         """
-        requests = self._of_session(session, self._read(prompts, params, continuations))
-        return [_completion(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+        requests = self._read(prompts, params, continuations)
+        requests = self._named(requests, session, cache_salt)
+        return [Completion.of(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt]
@@ -135,7 +142,7 @@ class LLM:
         """
         limits = self.executor.limits
         requests = prompts_module.read_scored(prompts, continuations, self.tokenizer, limits)
-        return [_score(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+        return [Score.of(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
     def chat(
         self,
@@ -145,21 +152,24 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         session: str = "",
+        cache_salt: str = "",
     ) -> list[Completion]:
         """Answer one conversation, or each of a list, through the build's chat template.
 
         A message is {"role": "user", "content": "..."}. chat_template_kwargs: values for names that
         the template reads. tools: OpenAI's objects, which the template or the system message shows
-        to the model; calls are text. An answer ends at the template's own end token too. session:
-        as in `generate`. Raises UserError.
+        to the model; calls are text. An answer ends at the template's own end token too. session,
+        cache_salt: as in `generate`. Raises UserError.
         """
         each = prompts_module.conversations(messages)
         how = prompts_module.params_for_each(self._or_usual(params), len(each))
         requests = [
-            self.read_chat(one, own, chat_template_kwargs, tools=tools, session=session)
+            self.read_chat(
+                one, own, chat_template_kwargs, tools=tools, session=session, cache_salt=cache_salt
+            )
             for one, own in zip(each, how, strict=True)
         ]
-        return [_completion(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+        return [Completion.of(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
     def stream(
         self,
@@ -183,20 +193,26 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         session: str = "",
+        cache_salt: str = "",
     ) -> Request:
         """Check one conversation, for a later `submit` or `stream`. Raises like `chat`."""
         params = self._or_usual(params)
         request: Request = self._chats.request(
             messages, params, chat_template_kwargs, tools, parks=self.parks
         )
-        (request,) = self._of_session(session, [self.constrained(request)])
+        (request,) = self._named([self.constrained(request)], session, cache_salt)
         return request
 
     def read(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, session: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        session: str = "",
+        cache_salt: str = "",
     ) -> Request:
         """Check one prompt for a later `submit`. Any thread may call it: nothing is changed."""
-        (request,) = self._of_session(session, self._read([prompt], params))
+        (request,) = self._named(self._read([prompt], params), session, cache_salt)
         return request
 
     def constrained(self, request: Request) -> Request:
@@ -244,9 +260,8 @@ class LLM:
         self._loop.scheduler.finish(request_id)
 
     def close(self) -> None:
-        """Wait until all parked rows are written, and free the executor's memory."""
-        if self._loop.parked:
-            self._loop.parked.close()
+        """Wait until what is kept for later prompts is written, and free the executor's memory."""
+        self._loop.close()
         self.executor.close()
 
     @property
@@ -263,6 +278,12 @@ class LLM:
     def parks(self) -> bool:
         """Whether rows of prompts are kept for later prompts."""
         return self._loop.parked is not None
+
+    @property
+    def prompt_cache_values(self) -> Mapping[str, int]:
+        """Counts and bytes of the prompt cache on disk, by what they count; empty without one."""
+        keeper = self._loop.keeper
+        return keeper.values if keeper else {}
 
     @property
     def waiting(self) -> frozenset[int]:
@@ -318,12 +339,16 @@ class LLM:
         requests = prompts_module.read(prompts, params, self.tokenizer, limits, continuations)
         return [self.constrained(request) for request in requests]
 
-    def _of_session(self, session: str, requests: Sequence[Request]) -> list[Request]:
+    def _named(self, requests: Sequence[Request], session: str, cache_salt: str) -> list[Request]:
         if session and not self.parks:
             raise UserError(
                 "a session needs parked rows", "open the LLM with parked_rows=1 or more"
             )
-        return [replace(request, session=require_session(session)) for request in requests]
+        names = {
+            "session": require_name("session", session),
+            "cache_salt": require_name("cache_salt", cache_salt),
+        }
+        return [replace(request, **names) for request in requests]
 
     def _run(self, requests: Sequence[Request]) -> list[list[OutputDelta]]:
         """All deltas of each request, in the order of the requests."""
@@ -373,23 +398,3 @@ class LLM:
 def _on_demand(name: str) -> Any:
     module, kind = _ON_DEMAND[name]
     return getattr(importlib.import_module(module), kind)
-
-
-def _completion(request: Request, deltas: Sequence[OutputDelta]) -> Completion:
-    tokens = tuple(token for delta in deltas for token in delta.token_ids)
-    text = "".join(delta.text for delta in deltas)
-    logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
-    reason = deltas[-1].finish_reason
-    assert reason is not None
-    drafted = sum(delta.drafted for delta in deltas)
-    accepted = sum(delta.accepted for delta in deltas)
-    return Completion(request.prompt_token_ids, text, tokens, reason, logprobs, drafted, accepted)
-
-
-def _score(request: Request, deltas: Sequence[OutputDelta]) -> Score:
-    scores = [delta.score for delta in deltas if delta.score is not None]
-    return Score(
-        request.continuation[: len(scores)],
-        tuple(score.logprob for score in scores),
-        len(scores) == len(request.continuation) and all(score.is_greedy for score in scores),
-    )

@@ -12,11 +12,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from snapexport.contract.exclusions import require_compatible
-from snapexport.contract.pieces import Piece, pieces
+from snapexport.contract.pieces import CHUNK, Piece, pieces
 from snapexport.errors import UserError
 from snapexport.runtime.engine.bound_graph import Prediction, Predictions
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.rows import Row
+from snapexport.runtime.prompt_store.keeper import PromptKeeper
 from snapexport.runtime.requests.generation import Generation
 from snapexport.runtime.requests.parked_rows import ParkedRow, ParkedRows
 from snapexport.runtime.requests.pulse import Pulse
@@ -29,6 +30,7 @@ class Loop:
     """Requests on one executor. A request is live from `submit` to its last delta.
 
     scheduler: knows which of them wait. parked: rows that are kept for later prompts, if any are.
+    keeper: starts prompts from chunks on disk, if any are kept.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Loop:
         drafters: Sequence[Drafter] = (),
         parked: ParkedRows | None = None,
         compress_every: int = 0,
+        keeper: PromptKeeper | None = None,
     ) -> None:
         """drafters: guess tokens ahead, where the executor can check several.
 
@@ -51,7 +54,9 @@ class Loop:
         self.scheduler = Scheduler(
             limits.batch, limits.prefill_chunk, max_num_batched_tokens, limits.decode_batches
         )
-        self.parked = parked
+        self.parked, self.keeper = parked, keeper
+        self._salt = ""
+        """Of the prompt whose tokens the prompt cache holds."""
         self.pulse = Pulse()
         self._speculation = Speculation(limits, drafters)
         self._compress_every = compress_every
@@ -76,17 +81,28 @@ class Loop:
         too_long = prefill.is_too_long(len(prompt))
         # A row that saves no chunk is worse than prefill, which sees all of the prompt.
         least = 1 if too_long else prefill.least_row(len(prompt))
-        if self.parked and (found := self.parked.find(prompt, least, live.session)):
+        if self._starts_from_rows(live) and (found := self._find_row(live, least)):
             live.begins_with, live.prefilled = found.row, len(found.token_ids)
         live.cached_tokens = live.prefilled
         self.scheduler.add(request_id, self._pieces(live))
+
+    def _starts_from_rows(self, live: Generation) -> bool:
+        """Whether a prompt may begin with a parked row.
+
+        Kept chunks are better where they can be had: the vote then sees all of the prompt.
+        """
+        is_too_long = self._limits.prefill.is_too_long(len(live.prompt_token_ids))
+        return self.parked is not None and (is_too_long or not self.keeper)
+
+    def _find_row(self, live: Generation, least: int) -> ParkedRow | None:
+        return self.parked and self.parked.find(live.prompt_token_ids, least, live.session)
 
     def _pieces(self, live: Generation) -> Sequence[Piece]:
         """The prompt's work: at once, or in two parts with a row to park between them."""
         prompt, prefill, done = live.prompt_token_ids, self._limits.prefill, live.prefilled
         found: tuple[Piece, ...] = ()
-        if live.park_at < prefill.chunk:  # a row that may save no chunk is not worth a block
-            live.park_at = 0
+        if live.park_at < prefill.chunk or not self._starts_from_rows(live):
+            live.park_at = 0  # a row that may save no chunk is not worth a block
         if self.parked and done < live.park_at < len(prompt):
             live.cached_token_ids = prompt[: live.park_at]
             onto_row = done > 0 or prefill.is_too_long(live.park_at)
@@ -258,7 +274,8 @@ class Loop:
         # A broken piece ends its request now: a later cancel would leave its NaN in the caches.
         if (piece.is_last and not is_beginning) or not prediction.is_finite:
             delta = self._sample(work.request_id, work.slot, prediction)
-            return [replace(delta, cached_tokens=live.cached_tokens if is_prompt else 0)]
+            cached = live.cached_tokens if is_prompt else 0
+            return [replace(delta, cached_tokens=cached, held=live.held if is_prompt else None)]
         return []
 
     def _take(self, live: Generation, work: Work) -> Prediction:
@@ -267,12 +284,31 @@ class Loop:
             assert parking, "the row was parked here"
             parking.resume(work.slot, live.begins_with)
         tokens = live.cached_token_ids
+        if piece.kind == CHUNK and piece.start == 0:
+            self._begin_chunks(live)
         prediction = self._executor.take(work.slot, tokens, piece, live.temperature)
         self.pulse.beat()
+        if self.keeper and piece.kind == CHUNK and prediction.is_finite:
+            self.keeper.took(piece.start, piece.end)
         if piece.is_last and self._keeps_row_of(live) and prediction.is_finite:
             assert parking, "rows are kept only where they can be extended"
             self._keep(live, parking.park(work.slot, piece))
+        if piece.is_last and live.shows_held and tokens is live.prompt_token_ids:
+            live.held = self._executor.held_shares(piece, len(tokens))
         return prediction
+
+    def _begin_chunks(self, live: Generation) -> None:
+        """Take what is kept of a prompt's beginning, none of another salt, and leave its work out.
+
+        Prompts of another salt must not even be faster for what this one has left.
+        """
+        if live.cache_salt != self._salt:
+            self._executor.forget_prompt()
+            self._salt = live.cache_salt
+        if self.keeper:
+            done = self.keeper.begin(live.cached_token_ids, live.cache_salt)
+            live.cached_tokens = live.prefilled = done
+            self.scheduler.skip(live.request_id, lambda piece: piece.end <= done)
 
     def _keep(self, live: Generation, row: Row) -> None:
         """Keep a copy of a batch slot that was just filled, for requests that go on from it."""
@@ -321,6 +357,12 @@ class Loop:
         with suppress(Exception):  # a broken executor may be unable to clear
             self._executor.clear(slot)
         return OutputDelta(request_id, "", (), "error", exception=error)
+
+    def close(self) -> None:
+        """Wait until what is kept for later prompts is written."""
+        for kept in (self.parked, self.keeper):
+            if kept:
+                kept.close()
 
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from snapexport.errors import UserError
 from snapexport.runtime.engine.rows import Row
 from snapexport.runtime.requests.structured_outputs import Grammar, StructuredOutputs
@@ -118,14 +121,14 @@ class SamplingParams:
             )
 
 
-def require_session(session: str) -> str:
-    """The session's name. Raises UserError for one that is not a text, or too long."""
-    if not isinstance(session, str) or len(session) > MAX_SESSION_CHARACTERS:
+def require_name(kind: str, name: str) -> str:
+    """A session's name, or a salt. Raises UserError for one that is not a text, or too long."""
+    if not isinstance(name, str) or len(name) > MAX_SESSION_CHARACTERS:
         raise UserError(
-            f"session {session!r:.80} cannot be used",
+            f"{kind} {name!r:.80} cannot be used",
             f"it must be a text of up to {MAX_SESSION_CHARACTERS} characters",
         )
-    return session
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +146,12 @@ class Request:
     continuation: tokens that follow the prompt. Decode takes them one by one, after the prompt was
     compressed. params None: the request ends with them, and nothing is sampled. prompt_logprobs:
     each of them has logprobs of this many likeliest tokens, in place of a score. park_at: tokens of
-    the prompt after which its row is parked, where rows are; 0: at its end.
+    the prompt after which its row is parked, where rows are; 0: at its end. shows_held: its first
+    output says which positions are held.
     hand_over: end after the first token, and keep the prompt's row for another executor. prefilled:
     a row that another executor handed over; nothing is prefilled here. session: of parked rows,
-    only those of the same session are used. grammar: of `params.structured_outputs`, compiled.
+    only those of the same session are used. cache_salt: only what prompts of the same salt have
+    left is used, in any cache. grammar: of `params.structured_outputs`, compiled.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -155,9 +160,17 @@ class Request:
     hand_over: bool = False
     prefilled: Prefilled | None = None
     session: str = ""
+    cache_salt: str = ""
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
     park_at: int = 0
+    shows_held: bool = False
+
+
+def session_of(request: Request) -> str:
+    """The name under which its rows are parked: another one for each salt."""
+    salt = request.cache_salt
+    return f"{len(salt)}:{salt}{request.session}" if salt else request.session
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +203,9 @@ class OutputDelta:
     text or token. logprobs: one for each token if the parameters want them. exception: the
     executor's, if it ended the request with "error". row: the prompt's, of a request that hands it
     over; its batch slot is kept until `LLM.release`. cached_tokens: of a first delta, the prompt's
-    tokens that a parked row held. drafted, accepted: tokens that were guessed for this step, and
-    those of them that were right.
+    tokens that a parked row or the prompt cache on disk held. held: of a first delta, the share of
+    the KV heads that hold each position of the prompt, fp32 [L], if the request asked for it.
+    drafted, accepted: tokens that were guessed for this step, and those of them that were right.
     """
 
     request_id: int
@@ -205,6 +219,7 @@ class OutputDelta:
     cached_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    held: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +233,16 @@ class Score:
     logprobs: tuple[float, ...]
     is_greedy: bool
 
+    @classmethod
+    def of(cls, request: Request, deltas: Sequence[OutputDelta]) -> "Score":
+        """Join the scores of a request that ended."""
+        scores = [delta.score for delta in deltas if delta.score is not None]
+        return cls(
+            request.continuation[: len(scores)],
+            tuple(score.logprob for score in scores),
+            len(scores) == len(request.continuation) and all(score.is_greedy for score in scores),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -225,6 +250,7 @@ class Completion:
 
     The token that ended it is in `token_ids` and not in `text`. logprobs: one for each token, or
     none. drafted, accepted: tokens that were guessed ahead, and those of them that were right.
+    cached_tokens: the prompt's tokens that a parked row or the prompt cache on disk held.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -234,6 +260,24 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] = ()
     drafted: int = 0
     accepted: int = 0
+    cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, request: Request, deltas: Sequence[OutputDelta]) -> "Completion":
+        """Join the deltas of a request that ended."""
+        tokens = tuple(token for delta in deltas for token in delta.token_ids)
+        reason = deltas[-1].finish_reason
+        assert reason is not None
+        return cls(
+            request.prompt_token_ids,
+            "".join(delta.text for delta in deltas),
+            tokens,
+            reason,
+            tuple(logprob for delta in deltas for logprob in delta.logprobs),
+            sum(delta.drafted for delta in deltas),
+            sum(delta.accepted for delta in deltas),
+            sum(delta.cached_tokens for delta in deltas),
+        )
 
 
 def _whole(value: object, least: int, most: float = math.inf) -> bool:

@@ -28,7 +28,7 @@ Invariants
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from snapexport.contract.pieces import Piece
@@ -69,7 +69,8 @@ class _Prefill:
 
 
 class Scheduler:
-    """Verbs: `add` a request, `schedule` a step, `extend`, `keep` or `finish` a request."""
+    """Verbs: `add` a request, `schedule` a step, `skip` pieces, `extend`, `keep` or `finish` a
+    request."""
 
     def __init__(
         self,
@@ -113,6 +114,17 @@ class Scheduler:
         """Pause a running request for further work of its own."""
         slot = self._running.pop(request_id)
         self._extended.append(_Prefill(request_id, deque(pieces), slot))
+
+    def skip(self, request_id: int, is_done: Callable[[Piece], bool]) -> None:
+        """Leave out the next pieces of the request in prefill that are done already; not its last.
+
+        They cost nothing.
+        """
+        current = self._prefill
+        while current and current.request_id == request_id and len(current.pieces) > 1:
+            if not is_done(current.pieces[0]):
+                return
+            current.pieces.popleft()
 
     def schedule(self) -> Schedule:
         """Schedule one step and count it as done: the caller carries it out in full."""

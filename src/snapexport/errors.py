@@ -16,7 +16,11 @@ class UserError(ValueError):
         return f"{self.message} ({self.hint})"
 
 
-_FLAGS = {"max_num_batched_tokens": "--token-budget", "speculates": "--no-speculation"}
+_FLAGS = {
+    "max_num_batched_tokens": "--token-budget",
+    "page": "--no-page",
+    "speculates": "--no-speculation",
+}
 """Flags that are not named after their field."""
 
 

@@ -44,6 +44,8 @@ def test_mistakes_are_refused_before_anything_heavy_is_loaded(
         *([name, text] for name in "chat inspect diff lint engine serve eval bench".split()),
         ["triton", text, *new],
         ["generate", text, "--prompt", "x"],
+        ["ask", text, text, "Who has the key?"],
+        ["ask", build, str(tmp_path / "missing"), "Who has the key?"],
         ["generate", build, "--prompt", "x", "--temperature", "-1"],
         ["eval", build, "--lengths", "9999"],
         ["eval", build, "--out", text],

@@ -10,6 +10,8 @@ from snapexport.cli.help import USUAL, Parser
 from tools.cli_reference import subcommands
 
 SHOWN = {
+    "ask": "build files question chat system max_tokens temperature top_p seed backend baseline "
+    "json",
     "plan": "memory model L_max policy kv_budget batch dtype weights target extend prefill_budget "
     "json",
     "build": "model out L_max policy kv_budget batch tokens_per_step dtype weights target baseline "

@@ -56,7 +56,7 @@ def test_printed_curl_line_works_and_sigterm_drains(build: Path, tmp_path: Path)
 def test_drain_seconds_bound_the_drain(build: Path, tmp_path: Path) -> None:
     long = LONG | {"max_tokens": 30_000}
     with serve(build, tmp_path, "--drain-seconds", "0.1") as serving:
-        assert serving.addresses.keys() == {"model", "openai", "health", "metrics"}
+        assert serving.addresses.keys() == {"model", "openai", "health", "metrics", "page"}
         stream = serving.client().completions.create(**long)
         serving.process.send_signal(signal.SIGINT)
         with pytest.raises(openai.APIError, match="shutting down"):

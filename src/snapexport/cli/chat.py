@@ -22,7 +22,7 @@ from pathlib import Path
 
 from snapexport.cli import generate
 from snapexport.cli.console import say
-from snapexport.cli.generate import SAMPLING, Answer, Printer, stream
+from snapexport.cli.generate import Answer, Printer, stream
 from snapexport.cli.prompt import SYSTEM, read_file, system_message
 from snapexport.cli.signals import Interrupts
 from snapexport.cli.typed import FILE, Keyboard, command_of, piped_blocks, split_file
@@ -38,7 +38,6 @@ from snapexport.runtime.requests.request import Request, SamplingParams
 
 HELP = "talk with a build"
 
-ANSWER_TOKENS = 1024
 NEW = "start anew with /reset"
 QUIT = "/quit"
 HELPS = {
@@ -58,10 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, the system message, and the fields of SamplingParams."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     parser.add_argument("--system", metavar="TEXT", help=SYSTEM)
-    most = f"most tokens of an answer (default: {ANSWER_TOKENS})"
-    generate.add_sampling(parser, SAMPLING | {"max_tokens": most})
-    parser.set_defaults(max_tokens=ANSWER_TOKENS)
-    generate.add_running(parser)
+    generate.add_answer(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object for each answer")
 
 

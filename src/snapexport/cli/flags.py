@@ -30,6 +30,13 @@ BACKEND = {
 }
 """Help texts of fields of `LLMConfig` and `ServeOptions`."""
 
+PROMPT_CACHE = {
+    "prompt_cache": "folder that keeps prompts' caches: a prompt that begins like one of them, also "
+    "after a restart, prefills only its end",
+    "prompt_cache_size": "most bytes in that folder",
+}
+"""The same."""
+
 SERVED = {
     "name": "name of the model (default: the build directory's)",
     "max_pending": "requests that may wait for a batch slot; further ones are refused",
@@ -98,7 +105,7 @@ _UNITS: Mapping[str, str] = {
         TOKENS,
     ),
     **dict.fromkeys("kv_budget L_recent K budgets".split(), BUDGET),
-    "parked_dir_bytes": SIZE,
+    **dict.fromkeys(("parked_dir_bytes", "prompt_cache_size"), SIZE),
 }
 """Metavars of fields that are tokens, budgets or bytes; others name theirs in their metadata."""
 

@@ -35,6 +35,9 @@ from snapexport.runtime.requests.request import FinishReason, OutputDelta, Reque
 
 HELP = "stream text from a build"
 
+ANSWER_TOKENS = 1024
+"""Tokens of an answer of `chat` and `ask`, where nobody says how many."""
+
 SAMPLING = {
     "max_tokens": "most tokens to generate",
     "temperature": "randomness of the choice; 0: always the likeliest token",
@@ -49,6 +52,7 @@ FROM_CONFIG = "{} (default: generation_config.json's, else {})"
 RUNNING = (
     flags.BACKEND
     | {"baseline": "use the full-cache graphs", "threads": "CPU threads (default: all cores)"}
+    | flags.PROMPT_CACHE
     | {name: text for name, text in run_flags(LLMConfig).items() if not name.startswith("parked")}
 )
 """Help texts of fields of `LLMConfig`."""
@@ -70,13 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
     params, source = sampling(arguments)
     messages = prompt.messages(arguments, text)
     model = open_llm(arguments)
-    request = _request(model, text, messages, params)
+    request = request_of(model, text, messages, params)
     if messages is not None:
         prompt.note_template(arguments)
     if CONFIG in source:
         say(f"sampling: {source}")
     printer = Printer()
-    answer = stream(model, request, _ignore if arguments.json else printer)
+    answer = stream(model, request, ignore if arguments.json else printer)
     use = CacheUse.of(manifest, arguments.baseline, answer.positions)
     if arguments.json:
         print(json.dumps(answer.report() | use.report()))
@@ -87,9 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _request(
+def request_of(
     model: LLM, text: str, messages: list[Message] | None, params: SamplingParams
 ) -> Request:
+    """The request of a text, or of the messages that it became. Raises UserError."""
     if messages is None:
         return model.read(text, params)
     with prompt.template_errors():
@@ -118,7 +123,7 @@ class Printer:
         print(text, end="")
 
 
-def _ignore(_: str) -> None:
+def ignore(_: str) -> None:
     """Show nothing: the text is in the JSON."""
 
 
@@ -159,6 +164,14 @@ def sampling(arguments: argparse.Namespace) -> tuple[SamplingParams, str]:
     return SamplingParams(**params, stop=tuple(arguments.stop)), source
 
 
+def add_answer(parser: argparse.ArgumentParser) -> None:
+    """Add the fields of SamplingParams for answers of ANSWER_TOKENS, and those of `open_llm`."""
+    most = f"most tokens of an answer (default: {ANSWER_TOKENS})"
+    add_sampling(parser, SAMPLING | {"max_tokens": most})
+    parser.set_defaults(max_tokens=ANSWER_TOKENS)
+    add_running(parser)
+
+
 def add_running(parser: argparse.ArgumentParser) -> None:
     """Add the flags that `open_llm` reads."""
     flags.add_fields(parser, LLMConfig, RUNNING)
@@ -181,6 +194,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
+    cached_tokens: int = 0
     finish_reason: FinishReason | None = None
 
     def add(self, delta: OutputDelta) -> None:
@@ -191,6 +205,7 @@ class Answer:
         self.token_ids += delta.token_ids
         self.drafted += delta.drafted
         self.accepted += delta.accepted
+        self.cached_tokens += delta.cached_tokens
         self.finish_reason = delta.finish_reason
 
     @property
@@ -215,7 +230,7 @@ class Answer:
     def print_times(self, *more: str) -> None:
         """Print the times on standard error, if that is a terminal."""
         if ERR.is_terminal:
-            say(", ".join([*self._times(), *more]), "dim")
+            say(", ".join([*self.times(), *more]), "dim")
 
     def _speed(self) -> float | None:
         later = len(self.token_ids) - 1
@@ -223,7 +238,8 @@ class Answer:
             return None
         return round(later / (self.last - self.first), 2)
 
-    def _times(self) -> list[str]:
+    def times(self) -> list[str]:
+        """For people: the prompt's tokens, then times and speed."""
         times = [f"{self.prompt_tokens:,} prompt tokens"]
         if self.first is not None:
             times.append(f"first token after {self.first - self.started:.2f} s")

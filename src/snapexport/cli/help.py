@@ -26,6 +26,8 @@ USUAL = {
     "generate": "build prompt prompt_file chat system max_tokens temperature top_p seed stop "
     "backend baseline json",
     "chat": "build system max_tokens temperature top_p seed backend baseline json",
+    "ask": "build files question chat system max_tokens temperature top_p seed backend baseline "
+    "json",
     "eval": "build tasks lengths samples policies budgets documents instructions backend minutes "
     "out json",
     "bench": "build contexts batches baseline backend threads out json",
@@ -107,6 +109,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, **settings)
         self._rare: list[argparse.Action] = []
+        self.gathers = ""
+        """Name of a list of arguments, of which some may follow flags."""
         self._every = self.add_argument(
             "--help-all", action=_HelpAll, dest="help", help=argparse.SUPPRESS
         )
@@ -158,6 +162,9 @@ class Parser(argparse.ArgumentParser):
             self._require_known(unknown[:1])
             self._require_flag(words)
         found, rest = super().parse_known_args(words, namespace)
+        if self.gathers and all(word == "-" or not word.startswith("-") for word in rest):
+            getattr(found, self.gathers).extend(rest)
+            rest = []
         self._require_known(rest)
         return found, rest
 

@@ -68,6 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt-file", metavar="FILE", action=_Once, help="a text file; - for standard input"
     )
+    add_chat(parser)
+
+
+def add_chat(parser: argparse.ArgumentParser) -> None:
+    """Add --chat, --no-chat and --system TEXT."""
     parser.add_argument(
         "--chat",
         action=argparse.BooleanOptionalAction,
@@ -104,12 +109,21 @@ def find(arguments: argparse.Namespace, build: Build, *needy: str) -> Given | No
                 )
         return None
     talk = messages(arguments, text)
+    given = render(build, text, talk)
+    if talk is not None:
+        note_template(arguments)
+    return given
+
+
+def render(build: Build, text: str, talk: list[Message] | None) -> Given:
+    """The prompt as the model gets it. talk: as `messages` makes it of the text.
+
+    Raises UserError.
+    """
     if talk is None:
         return Given(text, is_whole=False)
     with template_errors():
-        whole = Given(ChatPrompts.open(build.directory).text(Chat(talk)), is_whole=True)
-    note_template(arguments)
-    return whole
+        return Given(ChatPrompts.open(build.directory).text(Chat(talk)), is_whole=True)
 
 
 def messages(arguments: argparse.Namespace, text: str) -> list[Message] | None:
@@ -173,11 +187,14 @@ def require(arguments: argparse.Namespace) -> str:
 
 def read_file(name: str) -> str:
     """The text of a file; -: of standard input. Raises UserError."""
-    return _decode(_bytes(name))
+    return decode(read_bytes(name))
 
 
-def _decode(raw: bytes) -> str:
-    """The text of a file, with line breaks as on Unix. A byte order mark says how it is encoded."""
+def decode(raw: bytes, what: str = "the prompt") -> str:
+    """The text of a file, with line breaks as on Unix. A byte order mark says how it is encoded.
+
+    Raises UserError, which names `what`.
+    """
     marked = [(mark, name) for mark, name in _MARKS if raw.startswith(mark)]
     mark, encoding = marked[0] if marked else (b"", "utf-8")
     try:
@@ -185,19 +202,20 @@ def _decode(raw: bytes) -> str:
     except UnicodeDecodeError as error:
         place = f"{error.reason} at byte {len(mark) + error.start}"
         raise UserError(
-            f"the prompt is not {encoding.upper()}: {place}",
+            f"{what} is not {encoding.upper()}: {place}",
             "convert it, for example with `iconv -t utf-8`",
         ) from None
 
 
-def _bytes(name: str) -> bytes:
+def read_bytes(name: str, what: str = "the prompt") -> bytes:
+    """A file's bytes; -: those of standard input. Raises UserError, which names `what`."""
     try:
         with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError(f"cannot read {name}: {error.strerror}", "check its name") from None
     if len(raw) > MOST_BYTES:
-        raise UserError(f"the prompt has more than {MOST_BYTES} bytes", "give a shorter text")
+        raise UserError(f"{what} has more than {MOST_BYTES} bytes", "give a shorter text")
     return raw
 
 

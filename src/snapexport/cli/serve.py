@@ -35,9 +35,10 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "*: any (default: loopback names if it listens on loopback, else any)",
         "allowed_origin": "origins whose pages may read answers in a browser, such as "
         "http://localhost:3000; *: any (default: none)",
+        "page": "do not answer browsers at / with a page to chat on",
         "access_log": "write a line for each request to standard error, without its content",
     },
-    "model": flags.SERVED | run_flags(ServeOptions) | flags.BACKEND,
+    "model": flags.SERVED | run_flags(ServeOptions) | flags.PROMPT_CACHE | flags.BACKEND,
     "chats": {
         "tool_parser": "how the model writes tool calls; auto: by its chat template; none: as text",
         "reasoning_parser": "how the model writes its reasoning; none: as a part of the answer",
@@ -86,6 +87,8 @@ def _print(addresses: Addresses) -> None:
         f"  health   {addresses.health}",
         f"  metrics  {addresses.metrics}",
     ]
+    if addresses.page:
+        lines.insert(1, f"  page     {addresses.page}")
     OUT.print("\n".join([*lines, "", addresses.curl]))
 
 

@@ -80,6 +80,7 @@ class Build:
             "held_in": manifest.cache_dtype,
             "holds_fp4": manifest.holds_fp4,
             "compresses": manifest.geometry.compresses,
+            "single_shot": manifest.single_shot,
             "graphs": frozenset(manifest.graphs),
             "has_baseline": self.has_baseline or not manifest.geometry.compresses,
             "has_engines": bool(manifest.engines),

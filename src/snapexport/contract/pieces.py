@@ -91,6 +91,14 @@ class Prefill:
         cheaper = [tokens for tokens in self.chunks if tokens < self.size(prompt_length)]
         return prompt_length - max(cheaper, default=0)
 
+    def whole_chunks(self, prompt_length: int) -> int:
+        """Whole chunks that a prompt's first tokens go in, from border to border.
+
+        Those of longer prompts with the same beginning are the same. Its end is in none of them.
+        """
+        whole, left = divmod(prompt_length - 1, self.chunk)
+        return whole if self.rewinds or left == self.chunk - 1 else max(0, whole - 1)
+
     def is_too_long(self, prompt_length: int) -> bool:
         """Whether a prompt goes in blocks, even if no row begins it."""
         return prompt_length > self.longest
@@ -119,14 +127,16 @@ def pieces_of(prompt_length: int, prefill: Prefill) -> tuple[Piece, ...]:
 def chunks(length: int, chunk: int, *, rewinds: bool) -> list[tuple[int, int]]:
     """[0, C), [C, 2C) ... and [length - C, length), which overlaps the one before.
 
-    If none rewinds, the first is the short one: [0, r), [r, r + C) ... All voters are in the last
-    one then too, and nothing is written after the prompt, as a short last chunk would.
+    If none rewinds, a short one comes before the last: [0, C) ... [n, n + r), [n + r, length). All
+    voters are in the last one then too, nothing is written after the prompt, as a short last chunk
+    would, and prompts that begin alike have their first chunks in common.
     """
     if rewinds:
         ends = [*range(chunk, length, chunk), length]
-    else:
-        ends = [*range((length - 1) % chunk + 1, length + 1, chunk)]
-    return [(max(0, end - chunk), end) for end in ends]
+        return [(max(0, end - chunk), end) for end in ends]
+    whole = (length - 1) // chunk
+    ends = [*range(chunk, whole * chunk, chunk), *((length - chunk,) if whole else ()), length]
+    return list(zip([0, *ends], ends, strict=False))
 
 
 def _chunks(length: int, prefill: Prefill) -> list[Piece]:

@@ -3,7 +3,7 @@
 Facts are options by field, with `command` for a command's name, `run_baseline` for its --baseline,
 `placed_on` for Triton's --device and `dynamo` for what that command starts (`worker_flag`,
 `cluster_flag`: flags of the two); and of the build: `tensor_parallel`, `target`, `dtype`, `held_in`
-for its caches' type, `compresses`, `graphs`, `has_baseline`, `has_engines`.
+for its caches' type, `single_shot`, `compresses`, `graphs`, `has_baseline`, `has_engines`.
 `Build.require_run` makes them. `unequal_widths` is of its model.
 """
 
@@ -17,7 +17,6 @@ from snapexport.contract.rule import (
     Rule,
     fact,
     flag,
-    is_given,
     some,
     value,
 )
@@ -114,9 +113,10 @@ PREFILLED, HANDED_OVER = fact("a row handed over", "prefilled"), fact("`hand_ove
 DECODES = Choice(
     "an executor that decodes", {"role": "both"}, lambda f: f.get("role") in ("both", "decode")
 )
-PROMPT_CACHE = Choice(
-    "a shared prompt cache", {"prompt_cache": True}, lambda f: is_given(f.get("prompt_cache"))
-)
+SHARED_PROMPT_CACHE = fact("a shared prompt cache", "shares_prompt_cache")
+PROMPT_CACHE = flag("prompt_cache", "DIR")
+OF_ONE_CHUNK = fact("a build whose prefill chunk is L_max", "single_shot", joined="for")
+DECODE_ROLE = value("role", "decode")
 THREADS, PREPACK = flag("threads", 2), fact("a prepacked copy of the weights", "prepack")
 PARKED_DIR = flag("parked_dir", "DIR")
 NOTHING_PARKED = fact("--parked-rows", "parked_rows", value=0, joined="without")
@@ -156,7 +156,7 @@ _ON_THE_GPU = {
 RUN_RULES: tuple[Rule, ...] = (
     *(
         Rule(choice, OF_RANKS, "", _OF_ONE_RANK)
-        for choice in (*COMMANDS, RUN_BASELINE, PROMPT_CACHE)
+        for choice in (*COMMANDS, RUN_BASELINE, SHARED_PROMPT_CACHE)
     ),
     *(
         Rule(choice, OF_RANKS, "its ranks run in ONNX Runtime on the CPU", _OF_ONE_RANK)
@@ -164,8 +164,16 @@ RUN_RULES: tuple[Rule, ...] = (
     ),
     *(
         Rule(choice, OF_RANKS, "its rows are in several processes", _OF_ONE_RANK)
-        for choice in (ROLE, PREFILLED, PARKED, OUTPUTS, ONTO_ROWS)
+        for choice in (ROLE, PREFILLED, PARKED, OUTPUTS, ONTO_ROWS, PROMPT_CACHE)
     ),
+    Rule(
+        PROMPT_CACHE,
+        OF_ONE_CHUNK,
+        "the last chunk is always computed",
+        "build it again with a smaller --prefill-chunk",
+    ),
+    Rule(PROMPT_CACHE, BLOCKS, "it takes no chunks"),
+    Rule(PROMPT_CACHE, DECODE_ROLE, "it prefills nothing", LEAVE_OUT),
     Rule(
         BF16,
         ON_CPU,

@@ -33,6 +33,13 @@ def near(path: Path, marker: str, suffix: str | None = None) -> Path | None:
     return known[found] if found else None
 
 
+def near_file(path: Path) -> Path | None:
+    """A file like one that is not there, in its folder."""
+    known = {one.name: one for one in _entries(path.parent) if one.is_file()}
+    found = closest(path.name, known)
+    return known[found] if found else None
+
+
 def folders_with(folder: Path, marker: str, suffix: str | None = None) -> list[Path]:
     """The entries of a folder that have a file `marker`, or the suffix."""
     return [one for one in _entries(folder) if one.suffix == suffix or (one / marker).is_file()]

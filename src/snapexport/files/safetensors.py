@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from snapexport.errors import UserError
 from snapexport.files.dtypes import BY_SAFETENSORS
@@ -39,13 +39,15 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def header(
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]], data_at: tuple[int, int] = (_ALIGNMENT, 0)
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    data_at: tuple[int, int] = (_ALIGNMENT, 0),
+    metadata: Mapping[str, str] | None = None,
 ) -> bytes:
     """The header of a file that holds tensors of these (dtype, shape), in this order.
 
     data_at: (m, r): the data begins at an offset o with o mod m = r.
     """
-    entries: dict[str, object] = {}
+    entries: dict[str, object] = {_METADATA: metadata} if metadata else {}
     end = 0
     for name, (dtype, shape) in tensors.items():
         begin, end = end, end + tensor_bytes(dtype, shape)
@@ -69,6 +71,24 @@ def read_header(file: Path) -> dict[str, TensorSpan]:
     Raises UserError for everything that the safetensors library refuses: unknown types, sizes that
     are not shape * item, tensors that overlap, and bytes that belong to none.
     """
+    entries, start, size = _entries(file)
+    _require_texts(file, entries.pop(_METADATA, None))
+    spans = {name: _span(file, start, name, entry) for name, entry in entries.items()}
+    for name, span in spans.items():
+        _require_size(file, name, span)
+    _require_dense(file, spans, start, size)
+    return spans
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """The texts of a file's header that are of no tensor. Raises UserError."""
+    found = _entries(file)[0].get(_METADATA, {})
+    _require_texts(file, found)
+    return dict(found)
+
+
+def _entries(file: Path) -> tuple[dict[str, Any], int, int]:
+    """The header's entries, where the data begins, and the file's size."""
     with open_regular(file, _DOWNLOAD_AGAIN) as stream:
         prefix, length = _length(file, stream)
         raw, size = stream.read(length), os.fstat(stream.fileno()).st_size
@@ -76,13 +96,7 @@ def read_header(file: Path) -> dict[str, TensorSpan]:
         entries = parse_object(raw, "it", _DOWNLOAD_AGAIN)
     except UserError as error:
         raise _unreadable(file, error.message) from None
-    _require_texts(file, entries.pop(_METADATA, None))
-    start = len(prefix) + length
-    spans = {name: _span(file, start, name, entry) for name, entry in entries.items()}
-    for name, span in spans.items():
-        _require_size(file, name, span)
-    _require_dense(file, spans, start, size)
-    return spans
+    return entries, len(prefix) + length, size
 
 
 def _length(path: Path, file: BinaryIO) -> tuple[bytes, int]:

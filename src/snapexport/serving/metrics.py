@@ -49,6 +49,14 @@ METRICS = (
     Metric("time_to_first_token_seconds", "HISTOGRAM", "From arrival to the first token"),
     Metric("time_per_output_token_seconds", "HISTOGRAM", "Mean time of a request's later tokens"),
 )
+PROMPT_CACHE = {
+    "hits": Metric("prompt_cache_hits_total", "COUNTER", "Prompts that began with kept tokens"),
+    "tokens": Metric("prompt_cache_tokens_total", "COUNTER", "Tokens of these beginnings"),
+    "bytes": Metric("prompt_cache_bytes", "GAUGE", "Bytes of the folder, when it was last used"),
+    "evicted": Metric("prompt_cache_evictions_total", "COUNTER", "Chunks removed to make room"),
+    "dropped": Metric("prompt_cache_dropped_total", "COUNTER", "Chunks that were not written"),
+}
+"""Metrics of a server with a prompt cache on disk, by what `LLM.prompt_cache_values` calls them."""
 
 
 def constant_gauges(manifest: Manifest) -> dict[str, float]:

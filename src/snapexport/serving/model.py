@@ -31,7 +31,7 @@ from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Prompt, require_readable
 from snapexport.runtime.requests.request import Request, SamplingParams
-from snapexport.serving.metrics import Metric, Observe, TextForm, constant_gauges
+from snapexport.serving.metrics import PROMPT_CACHE, Metric, Observe, TextForm, constant_gauges
 from snapexport.serving.options import ModelOptions
 from snapexport.serving.streams import Streams
 
@@ -182,7 +182,9 @@ class Model:
 
     def values(self) -> dict[str, float]:
         """All gauges and counters by their metrics' names. Any thread may call this."""
-        return {**self._gauges, **self.streams.worker.values()}
+        kept = self.llm.prompt_cache_values.items()
+        of_disk = {PROMPT_CACHE[name].name: value for name, value in kept}
+        return {**self._gauges, **self.streams.worker.values(), **of_disk}
 
     def metrics(
         self,
@@ -191,7 +193,8 @@ class Model:
         values: Mapping[str, float] | None = None,
     ) -> str:
         """All metrics in Prometheus' text form. further: a server's own, with their `values`."""
-        return self._text_form.write({**self.values(), **(values or {})}, labels, further)
+        known = {**self.values(), **(values or {})}
+        return self._text_form.write(known, labels, (*PROMPT_CACHE.values(), *further))
 
 
 def has_tokenizer(options: ModelOptions) -> bool:
@@ -208,11 +211,11 @@ def require_tokenizer(options: ModelOptions) -> None:
 
 
 def warm_up(llm: LLM) -> None:
-    """Run every graph once, before the first request."""
+    """Run every graph once, before the first request. The prompts are too short to be kept."""
     run_every_decode(llm)
     limits = llm.executor.limits
-    prompt = [0] * min(limits.prefill_chunk + 1, limits.longest_prompt)
-    llm.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))
+    prompts = [[0] * min(limits.prefill_chunk, limits.longest_prompt), [0]]
+    llm.generate(prompts, SamplingParams(max_tokens=2, ignore_eos=True))
 
 
 def run_every_decode(llm: LLM) -> None:

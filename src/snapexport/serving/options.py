@@ -10,6 +10,7 @@ from snapexport.errors import UserError, flag_of, require_fields
 from snapexport.runtime.chat.parsers.table import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.engine.open_executor import BackendName, Device, Precision
+from snapexport.runtime.requests.config import PROMPT_CACHE_BYTES
 from snapexport.runtime.requests.parked_rows import DEFAULT_BYTES
 from snapexport.serving.triton import interface
 
@@ -76,6 +77,8 @@ class ServeOptions(ModelOptions):
     parked_rows: int = 0
     parked_dir: Path | None = None
     parked_dir_bytes: int = DEFAULT_BYTES
+    prompt_cache: Path | None = None
+    prompt_cache_size: int = PROMPT_CACHE_BYTES
     compress_every: int = 0
     speculates: bool = True
     request_seconds: float = 600
@@ -84,6 +87,7 @@ class ServeOptions(ModelOptions):
     allowed_host: tuple[str, ...] = ()
     allowed_origin: tuple[str, ...] = ()
     access_log: bool = False
+    page: bool = True
     tool_parser: str = field(default=AUTO, metadata={"choices": TOOL_PARSERS})
     reasoning_parser: str = field(default=AUTO, metadata={"choices": REASONING_PARSERS})
     temperature: float | None = None
@@ -97,6 +101,7 @@ class ServeOptions(ModelOptions):
         if not self.drain_seconds >= 0:  # NaN is refused too
             raise self.unusable("drain_seconds", "0 or more")
         require_fields(self, parked_rows=0, parked_dir_bytes=0, compress_every=0, max_tokens=1)
+        require_fields(self, prompt_cache_size=0)
         self._require_usable_defaults()
         require_compatible(vars(self))
         self._require_usable_access()

@@ -60,11 +60,14 @@ class Addresses:
     openai: str
     health: str
     metrics: str
+    page: str | None = None
 
     @classmethod
-    def at(cls, url: str, model: str) -> "Addresses":
-        """The model's addresses at a server's URL."""
-        return cls(model, f"{url}/v1", f"{url}/health", f"{url}/metrics")
+    def at(cls, url: str, model: str, *, page: bool = False) -> "Addresses":
+        """The model's addresses at a server's URL. page: whether there is one."""
+        return cls(
+            model, f"{url}/v1", f"{url}/health", f"{url}/metrics", f"{url}/" if page else None
+        )
 
     @property
     def curl(self) -> str:

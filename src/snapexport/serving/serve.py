@@ -120,11 +120,11 @@ async def _answer(
     signals, streams = Signals(), model.streams
     streams.start()
     health = Health(streams)
-    api = Api(model, health, access=_access(options, listener))
+    api = Api(model, health, access=_access(options, listener), page=options.page)
     signals.listen()
     seconds = 0.0
     async with listening(api, listener):
-        report.serving(Addresses.at(url_of(listener), model.name))
+        report.serving(Addresses.at(url_of(listener), model.name, page=options.page))
         try:
             await first_of(signals.received.wait(), health.supervise())
             seconds = options.drain_seconds

@@ -152,4 +152,5 @@ def join_deltas(deltas: Sequence[OutputDelta]) -> OutputDelta:
         cached_tokens=sum(delta.cached_tokens for delta in deltas),
         drafted=sum(delta.drafted for delta in deltas),
         accepted=sum(delta.accepted for delta in deltas),
+        held=deltas[0].held,
     )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from snapexport.contract.pieces import pieces_of
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.oracle import cases
@@ -60,6 +61,8 @@ def _assert_prefills(one: Executor, many: Executor, want: OracleRun) -> None:
     assert kept is not None
     for found, expected in zip(kept, want.topk_positions, strict=True):
         assert np.array_equal(found, expected)
+    last, length = pieces_of(len(want.prompt), one.limits.prefill)[-1], len(want.prompt)
+    assert np.allclose(many.held_shares(last, length), one.held_shares(last, length))
 
 
 def _assert_decodes(one: Executor, many: Executor, want: OracleRun) -> None:

@@ -166,6 +166,9 @@ class FakeExecutor:
     def topk_positions(self) -> None:
         return None
 
+    def held_shares(self, last: Piece, prompt_length: int) -> Floats:
+        return np.ones(prompt_length, np.float32)
+
     def release(self, slot: int) -> None:
         pass
 

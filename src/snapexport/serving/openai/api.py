@@ -34,7 +34,7 @@ from snapexport.serving.openai.bodies.completions import CompletionRequest
 from snapexport.serving.openai.bodies.messages import MessagesRequest, Prompt
 from snapexport.serving.openai.bodies.parsing import IGNORED, NEUTRAL, BodyReader
 from snapexport.serving.openai.bodies.responses import ResponsesRequest
-from snapexport.serving.openai.http.access import Access, Gate, count_requests
+from snapexport.serving.openai.http.access import PAGE, Access, Gate, count_requests
 from snapexport.serving.openai.http.errors import HANDLERS, INVALID, ApiError, shutting_down
 from snapexport.serving.openai.requests import Prepared
 from snapexport.serving.openai.writers.choices import ChatWriter, CompletionWriter
@@ -50,6 +50,7 @@ from snapexport.serving.openai.writers.stream import (
     unless_gone,
 )
 from snapexport.serving.openai.writers.writer import Writer
+from snapexport.serving.page.route import page_route
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -123,6 +124,7 @@ UTILITIES = (
 )
 
 GETS = {
+    PAGE: "text/html",
     "/v1/models": "application/json",
     "/v1/models/{name}": "application/json",
     "/health": "application/json",
@@ -141,6 +143,7 @@ class Api:
     access: Access = field(default_factory=Access)
     gate: Gate = field(default_factory=Gate)
     bodies: BodyReader = field(default_factory=BodyReader)
+    page: bool = True
     compilers: BoundedThreads = field(default_factory=lambda: BoundedThreads(PROCESSES, MOST_READ))
     """Of grammars: one that takes long delays no request without."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -164,6 +167,8 @@ class Api:
             Route("/metrics", self._metrics),
             Route("/openapi.json", self._openapi),
         ]
+        if self.page:
+            routes.append(page_route())
         return self.access.guard(Starlette(routes=routes, exception_handlers=HANDLERS))
 
     def _post(self, path: str, answer: Callable[..., Awaitable[Response]], *given: object) -> Route:
@@ -202,7 +207,8 @@ class Api:
     async def _openapi(self, _: Request) -> Response:
         posts: dict[str, type[BaseModel]] = {each.path: each.body for each in self.endpoints}
         posts |= {each.path: each.body for each in self.utilities}
-        return JSONResponse(document(snapexport.__version__, posts, GETS))
+        gets = {path: kind for path, kind in GETS.items() if self.page or path != PAGE}
+        return JSONResponse(document(snapexport.__version__, posts, gets))
 
     async def _models(self, _: Request) -> Response:
         if self.gate.closed:  # clients take it for a sign of life

@@ -22,6 +22,7 @@ from snapexport.serving.openai.bodies.completions import CompletionRequest, Requ
 from snapexport.serving.openai.bodies.messages import MessagesRequest, Prompt
 from snapexport.serving.openai.bodies.responses import ResponsesRequest
 from snapexport.serving.openai.http.errors import ApiError, client_errors, invalid
+from snapexport.serving.page.kept import PromptText
 
 MOST_ANSWERS = 64
 """Most answers of one body: prompts times n."""
@@ -38,6 +39,7 @@ class Prepared:
     probabilities: only this token has none.
     reading: of the answers' text.
     form_field: the field that the structured outputs come from, which are compiled afterwards.
+    prompt_text: of an answer that says what its caches hold of it.
     """
 
     requests: Sequence[Request]
@@ -46,6 +48,7 @@ class Prepared:
     first_tokens: Sequence[int] = ()
     reading: Reading = Reading()  # noqa: RUF009 (it is frozen)
     form_field: str = ""
+    prompt_text: PromptText | None = None
 
     @property
     def has_forms(self) -> bool:
@@ -67,11 +70,14 @@ def chat(model: Model, body: ChatRequest) -> Prepared:
     with client_errors("tools"):
         params = chats.params(prompt, params)
     reading = chats.reading(prompt, has_form=params.structured_outputs is not None)
+    request = replace(request, params=params, park_at=prompt.park_at, shows_held=body.kept)
+    shown = PromptText.of(prompt.text, model.tokenizer) if body.kept and model.tokenizer else None
     return Prepared(
-        _answers(body, replace(request, params=params, park_at=prompt.park_at)),
+        _answers(body, request),
         len(request.prompt_token_ids),
         reading=replace(reading, parallel=body.parallel_tool_calls),
         form_field="tools" if body.forced_tools else body.form_field,
+        prompt_text=shown,
     )
 
 
@@ -203,7 +209,8 @@ def _answers(body: RequestBody, request: Request) -> list[Request]:
     assert request.params, "a body always has them"
     seeds = [None if body.seed is None else body.seed + index for index in range(body.n)]
     each = [replace(request.params, seed=seed) for seed in seeds]
-    return [replace(request, params=one, session=body.prompt_cache_key or "") for one in each]
+    named = replace(request, session=body.prompt_cache_key or "", cache_salt=body.cache_salt or "")
+    return [replace(named, params=one) for one in each]
 
 
 def _params(model: Model, body: RequestBody, prompt_length: int) -> SamplingParams:

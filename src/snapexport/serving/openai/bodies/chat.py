@@ -272,6 +272,8 @@ class ChatRequest(Conversation, RequestBody):
     """Body of /v1/chat/completions."""
 
     max_completion_tokens: Whole | None = Field(None, ge=1)
+    kept: bool = False
+    """snapexport's: the answer says what its caches hold of the prompt."""
     logprobs: bool = False
     top_logprobs: Whole = Field(0, ge=0, le=MAX_LOGPROBS)
 

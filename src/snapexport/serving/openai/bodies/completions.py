@@ -229,6 +229,8 @@ class RequestBody(FormFields):
     skip_special_tokens: bool = True
     prompt_cache_key: str | None = Field(None, max_length=MAX_SESSION_CHARACTERS)
     """The session: parked rows of requests with another key are not used."""
+    cache_salt: str | None = Field(None, max_length=MAX_SESSION_CHARACTERS)
+    """vLLM's: nothing is used that prompts of another salt have left in a cache."""
 
     @property
     def includes_usage(self) -> bool:

@@ -119,6 +119,7 @@ class MessagesRequest(Prompt):
     temperature: float | None = None
     top_p: float | None = None
     top_k: Whole | None = None
+    cache_salt: str | None = None
 
     def chat_fields(self) -> Object:
         """Fields of the chat's body. Raises ApiError."""
@@ -129,6 +130,7 @@ class MessagesRequest(Prompt):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
+            "cache_salt": self.cache_salt,
         }
 
 

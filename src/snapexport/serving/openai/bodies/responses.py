@@ -100,6 +100,7 @@ class ResponsesRequest(Strict):
     stream: bool = False
     stream_options: ResponsesStreamOptions | None = None
     prompt_cache_key: str | None = None
+    cache_salt: str | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     """Nothing is cut: a longer prompt is refused."""
     include: list[Included] = Field(default_factory=list)
@@ -135,6 +136,7 @@ class ResponsesRequest(Strict):
             "top_p": self.top_p,
             "top_k": self.top_k,
             "prompt_cache_key": self.prompt_cache_key,
+            "cache_salt": self.cache_salt,
             "logprobs": self.has_logprobs,
             "top_logprobs": self.top_logprobs,
         }

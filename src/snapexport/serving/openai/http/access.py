@@ -2,7 +2,7 @@
 
 A web page can make its reader's browser send requests to a server on the reader's own machine. It
 can neither set `Content-Type: application/json` unasked nor choose the header Host, so both are
-checked. Knows no routes but /health, which needs no key.
+checked. Knows no routes but those that need no key.
 """
 
 import asyncio
@@ -31,6 +31,8 @@ from snapexport.serving.openai.http.errors import (
 
 FREE = "/health"
 """For load balancers, which have no key. It shows only whether the model answers."""
+PAGE = "/"
+"""For browsers, which send no key unasked: the page asks for it, and has nothing of the model."""
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 ANY = "*"
@@ -85,7 +87,7 @@ class Access:
             way = f"`--allowed-host {host}` would allow it" if host else "send the header Host"
             message = f"the host '{host}' is not served: {way}"
             return ApiError(403, message, INVALID, code="host_not_allowed")
-        if path != FREE and not self._has_key(headers):
+        if path not in (FREE, PAGE) and not self._has_key(headers):
             message = "the API key is missing or wrong: send `Authorization: Bearer KEY`"
             return ApiError(401, message, INVALID, code="invalid_api_key")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -114,6 +114,7 @@ class ResponseWriter(Writer):
         self._echoes = prepared.echoes
         self._begun: set[int] = set()
         self._reading, self._answers = prepared.reading, dict[int, Answer]()
+        self._prompt_text = prepared.prompt_text
 
     def whole(self, answers: Sequence[OutputDelta]) -> Object:
         """The object of an answer that is not streamed."""
@@ -125,6 +126,7 @@ class ResponseWriter(Writer):
             "object": self.whole_name,
             "choices": choices,
             "usage": self._usage.as_json(),
+            **self._say_kept(answers[0]),
         }
 
     def chunks(self, index: int, output: OutputDelta) -> list[Object]:
@@ -134,7 +136,10 @@ class ResponseWriter(Writer):
         self._begun.add(index)
         so_far = self._usage.as_json() if self._counts_on else None
         idle: Object = {"usage": so_far} if self._includes_usage else {}
-        return [self._chunk([choice]) | idle for choice in opening + self._parts(index, output)]
+        chunks = [self._chunk([choice]) | idle for choice in opening + self._parts(index, output)]
+        if kept := self._say_kept(output):
+            chunks.append(self._chunk([]) | idle | kept)
+        return chunks
 
     def last_chunks(self) -> list[Object]:
         """The chunks after the last output: the usage, if the client wants it."""
@@ -145,6 +150,13 @@ class ResponseWriter(Writer):
     def fail(self, error: ApiError) -> list[Object]:
         """The error object; OpenAI's client raises it."""
         return [error.body]
+
+    def _say_kept(self, output: OutputDelta) -> Object:
+        """The field `kept`, once for all answers, if the request asked for it."""
+        if self._prompt_text is None or output.held is None:
+            return {}
+        shown, self._prompt_text = self._prompt_text, None
+        return {"kept": shown.parts(output.held)}
 
     def _answer(self, index: int) -> Answer:
         if index not in self._answers:

@@ -28,7 +28,7 @@ MOST_WAITING = 64
 STATUS_SECONDS = 0.5
 """Seconds in which an error still sets a stream's status: a full queue is known at once."""
 
-COMMENT_SECONDS = 5.0
+COMMENT_SECONDS = 1.0
 
 Entry = tuple[int, OutputDelta]
 """An output with the index of its answer."""

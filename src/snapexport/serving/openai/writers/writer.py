@@ -40,7 +40,9 @@ class Usage:
             self.cached += output.cached_tokens
 
     def as_json(self) -> Object:
-        """`usage` of chats and completions. cached_tokens: those that parked rows held."""
+        """`usage` of chats and completions. cached_tokens: those that parked rows
+        or the prompt cache on disk held.
+        """
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
