@@ -112,7 +112,7 @@ def test_learned_scores_and_smaller_capacities_start_from_kept_chunks(
         linear = Linear(
             draw.standard_normal(shape).astype(np.float32), np.zeros(shape[0], np.float32)
         )
-        made = LearnedScores({layer: (linear,) for layer in range(config["num_hidden_layers"])})
+        made = LearnedScores(dict.fromkeys(range(config["num_hidden_layers"]), (linear,)))
         (tmp_path / "scores.safetensors").write_bytes(made.content())
         options = {"vote_queries": "learned", "scores": tmp_path / "scores.safetensors"}
     sizes: dict[str, Any] = {"L_max": 96, "L_sink": 4, "L_recent": 16, "K": 12, "prefill_chunk": C}
@@ -231,7 +231,7 @@ def test_without_a_folder_a_salt_still_empties_the_cache_in_memory() -> None:
 
 @pytest.mark.parametrize("salt", ["s" * 257, 7])
 def test_a_salt_that_cannot_be_used_is_refused(salt: Any) -> None:
-    with pytest.raises(UserError, match="cache_salt .* cannot be used"):
+    with pytest.raises(UserError, match=r"cache_salt .* cannot be used"):
         plain(CASE).generate([ask(5)], GREEDY, cache_salt=salt)
 
 
