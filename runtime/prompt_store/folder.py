@@ -58,6 +58,8 @@ class KeyedFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.path = folder.resolve(strict=True)
+            if not any(self.path.iterdir()):  # else others' files may be there
+                self.path.chmod(0o700)
             state = self.path.stat()
         except OSError as error:
             raise _unusable(folder, str(error.strerror)) from None

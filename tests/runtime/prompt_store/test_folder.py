@@ -92,8 +92,15 @@ def test_files_and_folder_belong_only_to_the_owner(tmp_path: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_an_empty_folder_becomes_the_owners(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    KeyedFolder(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o770])
 def test_a_folder_that_others_may_write_to_is_refused(mode: int, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
     tmp_path.chmod(mode)
     with pytest.raises(UserError, match="others may write there"):
         KeyedFolder(tmp_path)
