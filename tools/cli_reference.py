@@ -18,8 +18,6 @@ LEAST_SHARED = 3
 
 HEAD = """# Command line
 
-`python tools/cli_reference.py` writes this page from the parsers, and a test holds it current.
-
 `snapexport COMMAND --help` shows examples and the flags that most people need, `--help-all` every
 flag, as this page does. Results go to standard output, progress and notes to standard error.
 Tokens may be written as 32k (32,768), budgets as a part of L_max (1/4), bytes as 16GiB. Wrong input

@@ -189,12 +189,14 @@ class PromptCache:
         start = index * self._chunk
         self.resize(self._largest, start)
         assert len(self._held) >= start and len(tokens) == self._chunk
+        del self._held[start:]  # before a device may fail
+        self._is_whole, self._border = False, 0
         for name, head, part in self._heads(index):
             self._memory.write(part, parts[name][head])
         for name, state in self._states.items():
             self._memory.write(state, parts[name])
-        self._held[start:] = tokens
-        self._is_whole, self._border = False, start + self._chunk
+        self._held += tokens
+        self._border = start + self._chunk
 
     def _heads(self, index: int) -> Iterator[tuple[str, int, Buffer]]:
         """The name, the head and the memory of each head's positions of a whole chunk."""

@@ -64,7 +64,7 @@ def keys(build: str, salt: str, prompt: Sequence[int], size: int, count: int) ->
 def blocks_of(chunk: Chunk) -> list[memoryview]:
     """The file's bytes, which refer to the parts."""
     data = [np.array(chunk.token_ids, "<i8"), *chunk.parts.values()]
-    blocks = [memoryview(_bytes_of(array)) for array in data]
+    blocks = [_bytes_of(array).data for array in data]
     checksum = _NO_SUM
     for block in blocks:
         checksum = zlib.crc32(block, checksum)
@@ -114,7 +114,7 @@ def _tensors(specs: Specs) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _header(chunk: Chunk, specs: Specs, checksum: int) -> bytes:
-    """Of equal length for every checksum."""
+    """The header, as long for every checksum."""
     count = len(chunk.token_ids)
     metadata = {
         "format": FORMAT,

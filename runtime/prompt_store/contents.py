@@ -1,4 +1,4 @@
-"""Tells what a folder of kept chunks holds, build by build, from the files' headers."""
+"""Lists what a folder of kept chunks holds, build by build, from the files' headers."""
 
 from dataclasses import dataclass
 from pathlib import Path

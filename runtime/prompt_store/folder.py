@@ -2,8 +2,8 @@
 
 Several processes may share it: who changes it holds its lock, which ends with the process. A file
 is written beside its name and renamed, and what a killed process left is removed. The file that was
-used longest ago goes first; its time of modification says when that was. Files of other names are
-left alone, and links are not followed. Knows nothing of what files hold.
+used longest ago goes first; its time of modification says when that was. Files of other names
+stay, and links are not followed. Knows nothing of what files hold.
 """
 
 import os
@@ -58,6 +58,8 @@ class KeyedFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.path = folder.resolve(strict=True)
+            if not any(self.path.iterdir()):  # else others' files may be there
+                self.path.chmod(0o700)
             state = self.path.stat()
         except OSError as error:
             raise _unusable(folder, str(error.strerror)) from None
@@ -65,7 +67,7 @@ class KeyedFolder:
             raise _unusable(folder, "others may write there")
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise _unusable(folder, "it is not writable")
-        with suppress(OSError, NoRoomError), self._locked():
+        with suppress(OSError, NoRoomError), self._hold_lock():
             self._make_room(0, time.time_ns())  # for those of a larger bound
 
     def has(self, key: str) -> bool:
@@ -94,7 +96,7 @@ class KeyedFolder:
     def write(self, key: str, blocks: Sequence[memoryview], used: int) -> None:
         """Write a file, and make room for it before. Raises OSError and NoRoomError."""
         path = self._file(key)
-        with self._locked():
+        with self._hold_lock():
             nbytes = sum(block.nbytes for block in blocks)
             self._make_room(nbytes, used)
             partial = partial_path(path)
@@ -115,7 +117,7 @@ class KeyedFolder:
 
     def clear(self) -> tuple[int, int]:
         """Remove all files; how many, and their bytes. Raises OSError."""
-        with self._locked():
+        with self._hold_lock():
             entries = self._entries()
             for entry in entries:
                 entry.path.unlink(missing_ok=True)
@@ -149,7 +151,7 @@ class KeyedFolder:
         return list(entries_of(self.path))
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         """Hold the lock. Raises BlockingIOError if another process keeps it."""
         end = time.monotonic() + self._wait_seconds
         with ExitStack() as stack:

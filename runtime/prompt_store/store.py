@@ -1,7 +1,7 @@
 """Writes kept chunks in the background, and finds them again.
 
 Nobody waits for the disk: chunks that are not written yet may take `most_pending` bytes, and
-further ones are dropped. A problem with the folder or a file is told once, as a warning. Knows no
+further ones are dropped. A problem with the folder or a file is one warning. Knows no
 prompt cache and no request.
 """
 
@@ -35,7 +35,7 @@ class ChunkStore:
         self._pending: dict[str, Chunk] = {}
         self._pending_bytes = 0
         self._changing = threading.Lock()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._writer = ThreadPoolExecutor(1, "prompt cache", initializer=_yield_to_others)
 
     def has(self, key: str) -> bool:
@@ -63,12 +63,12 @@ class ChunkStore:
             raw = self.folder.read(wanted.key, chunk_file.size_of(wanted, specs))
             if raw is not None and (parts := chunk_file.read(raw, wanted, specs)) is not None:
                 return parts
-            self._tell("damaged", f"{wanted.key} is damaged or of another program: it is removed")
+            self._warn("damaged", f"{wanted.key} is damaged or of another program: it is removed")
             self.folder.remove(wanted.key)
         except FileNotFoundError:
             pass  # another process made room
         except (OSError, MemoryError) as error:
-            self._tell("read", f"{wanted.key} cannot be read: {error}")
+            self._warn("read", f"{wanted.key} cannot be read: {error}")
         return None
 
     def use(self, keys: Sequence[str], used: int) -> None:
@@ -90,23 +90,23 @@ class ChunkStore:
                 self.folder.write(chunk.key, chunk_file.blocks_of(chunk), used)
         except NoRoomError:
             self.counts["dropped"] += 1
-            self._tell(
+            self._warn(
                 "room", "no room beside chunks that were used later: a prompt's end is not kept"
             )
         except BlockingIOError:
             self.counts["dropped"] += 1
-            self._tell("lock", "another process keeps its lock: chunks are not kept")
+            self._warn("lock", "another process keeps its lock: chunks are not kept")
         except OSError as error:
             self.counts["dropped"] += 1
-            self._tell("write", f"chunks are not kept: {error}")
+            self._warn("write", f"chunks are not kept: {error}")
         finally:
             with self._changing:
                 del self._pending[chunk.key]
                 self._pending_bytes -= chunk.nbytes
 
-    def _tell(self, kind: str, what: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+    def _warn(self, kind: str, what: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
             warnings.warn(
                 f"the prompt cache {self.folder.path}: {what}", RuntimeWarning, stacklevel=1
             )

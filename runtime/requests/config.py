@@ -118,7 +118,7 @@ class LLMConfig:
         return ParkedRows(self.parked_rows, files or None)
 
     def keeper(self, build: Build, executor: Executor) -> PromptKeeper | None:
-        """What keeps prompts on disk. Raises UserError."""
+        """The keeper of prompts on disk. Raises UserError."""
         if self.prompt_cache is None:
             return None
         assert executor.prompt_cache, "a build without one is refused"

@@ -130,7 +130,7 @@ class LLM:
         before anything is queued, and the executor's exception if it fails.
         """
         requests = self._read(prompts, params, continuations)
-        requests = self._named(requests, session, cache_salt)
+        requests = self._with_names(requests, session, cache_salt)
         return [Completion.of(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
     def score(
@@ -200,7 +200,7 @@ class LLM:
         request: Request = self._chats.request(
             messages, params, chat_template_kwargs, tools, parks=self.parks
         )
-        (request,) = self._named([self.constrained(request)], session, cache_salt)
+        (request,) = self._with_names([self.constrained(request)], session, cache_salt)
         return request
 
     def read(
@@ -212,7 +212,7 @@ class LLM:
         cache_salt: str = "",
     ) -> Request:
         """Check one prompt for a later `submit`. Any thread may call it: nothing is changed."""
-        (request,) = self._named(self._read([prompt], params), session, cache_salt)
+        (request,) = self._with_names(self._read([prompt], params), session, cache_salt)
         return request
 
     def constrained(self, request: Request) -> Request:
@@ -339,16 +339,16 @@ class LLM:
         requests = prompts_module.read(prompts, params, self.tokenizer, limits, continuations)
         return [self.constrained(request) for request in requests]
 
-    def _named(self, requests: Sequence[Request], session: str, cache_salt: str) -> list[Request]:
+    def _with_names(
+        self, requests: Sequence[Request], session: str, cache_salt: str
+    ) -> list[Request]:
         if session and not self.parks:
             raise UserError(
                 "a session needs parked rows", "open the LLM with parked_rows=1 or more"
             )
-        names = {
-            "session": require_name("session", session),
-            "cache_salt": require_name("cache_salt", cache_salt),
-        }
-        return [replace(request, **names) for request in requests]
+        session = require_name("session", session)
+        cache_salt = require_name("cache_salt", cache_salt)
+        return [replace(request, session=session, cache_salt=cache_salt) for request in requests]
 
     def _run(self, requests: Sequence[Request]) -> list[list[OutputDelta]]:
         """All deltas of each request, in the order of the requests."""

@@ -81,21 +81,19 @@ class Loop:
         too_long = prefill.is_too_long(len(prompt))
         # A row that saves no chunk is worse than prefill, which sees all of the prompt.
         least = 1 if too_long else prefill.least_row(len(prompt))
-        if self._starts_from_rows(live) and (found := self._find_row(live, least)):
+        rows = self.parked if self._starts_from_rows(live) else None
+        if rows and (found := rows.find(prompt, least, live.session)):
             live.begins_with, live.prefilled = found.row, len(found.token_ids)
         live.cached_tokens = live.prefilled
         self.scheduler.add(request_id, self._pieces(live))
 
     def _starts_from_rows(self, live: Generation) -> bool:
-        """Whether a prompt may begin with a parked row.
+        """Whether a prompt may begin with a parked row, if any are kept.
 
         Kept chunks are better where they can be had: the vote then sees all of the prompt.
         """
         is_too_long = self._limits.prefill.is_too_long(len(live.prompt_token_ids))
-        return self.parked is not None and (is_too_long or not self.keeper)
-
-    def _find_row(self, live: Generation, least: int) -> ParkedRow | None:
-        return self.parked and self.parked.find(live.prompt_token_ids, least, live.session)
+        return is_too_long or not self.keeper
 
     def _pieces(self, live: Generation) -> Sequence[Piece]:
         """The prompt's work: at once, or in two parts with a row to park between them."""

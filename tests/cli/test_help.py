@@ -18,15 +18,15 @@ SHOWN = {
     "verify overwrite adapter calibrate extend prefill_budget json",
     "generate": "build prompt prompt prompt_file chat system max_tokens temperature top_p seed "
     "stop backend baseline json",
-    "chat": "build system max_tokens temperature top_p seed backend baseline json",
+    "chat": "build system max_tokens temperature top_p seed prompt_cache backend baseline json",
     "eval": "build tasks lengths samples policies budgets documents instructions backend minutes "
     "out json",
     "bench": "build contexts batches baseline backend threads out json",
     "engine": "build compute_capability workspace graphs plugins strip_weights overwrite estimate "
     "json",
     "triton": "build out name max_pending device copy overwrite",
-    "serve": "build host port api_key allowed_host name max_pending threads parked_rows backend "
-    "max_tokens json",
+    "serve": "build host port api_key allowed_host name max_pending threads parked_rows "
+    "prompt_cache backend max_tokens json",
     "dynamo": "words name role discovery prefill decode port",
 }
 """What the other commands show is everything that they have."""

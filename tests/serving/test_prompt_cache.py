@@ -39,7 +39,7 @@ def post(serving: Serving, path: str, **body: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_kept_prompts_are_told_by_every_api_and_survive_a_kill(tmp_path: Path) -> None:
+def test_every_api_counts_kept_tokens_also_after_a_kill(tmp_path: Path) -> None:
     options: dict[str, Any] = {"L_max": 512, "kv_budget": 64, "batch": 2, "prefill_chunk": CHUNK}
     made = build(CHECKPOINT, tmp_path / "b", **options).directory
     (made / "chat_template.jinja").write_text(TEMPLATE)

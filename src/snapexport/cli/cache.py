@@ -26,7 +26,7 @@ _DIGITS = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to do, and the folder."""
-    parser.add_argument("action", choices=(LIST, CLEAR), help="what to do")
+    parser.add_argument("action", choices=(LIST, CLEAR), metavar="ACTION", help="list or clear")
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of --prompt-cache")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

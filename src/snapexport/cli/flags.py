@@ -31,8 +31,8 @@ BACKEND = {
 """Help texts of fields of `LLMConfig` and `ServeOptions`."""
 
 PROMPT_CACHE = {
-    "prompt_cache": "folder that keeps prompts' caches: a prompt that begins like one of them, also "
-    "after a restart, prefills only its end",
+    "prompt_cache": "folder that keeps prompts' caches: a prompt that begins like one of them, "
+    "also after a restart, prefills only its end",
     "prompt_cache_size": "most bytes in that folder",
 }
 """The same."""

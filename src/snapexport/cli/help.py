@@ -25,7 +25,7 @@ LONGEST_CHOICES = 36
 USUAL = {
     "generate": "build prompt prompt_file chat system max_tokens temperature top_p seed stop "
     "backend baseline json",
-    "chat": "build system max_tokens temperature top_p seed backend baseline json",
+    "chat": "build system max_tokens temperature top_p seed prompt_cache backend baseline json",
     "ask": "build files question chat system max_tokens temperature top_p seed backend baseline "
     "json",
     "eval": "build tasks lengths samples policies budgets documents instructions backend minutes "
@@ -34,8 +34,8 @@ USUAL = {
     "engine": "build compute_capability graphs plugins strip_weights workspace overwrite estimate "
     "json",
     "triton": "build out name max_pending device copy overwrite",
-    "serve": "build host port api_key allowed_host name max_pending threads parked_rows backend "
-    "max_tokens json",
+    "serve": "build host port api_key allowed_host name max_pending threads parked_rows "
+    "prompt_cache backend max_tokens json",
     "dynamo": "words name role discovery prefill decode port",
 }
 """The flags in a command's --help, by their names in Python. Other commands show every flag that is

@@ -1,6 +1,7 @@
 """Prompts that begin alike: chunks that the prompt cache holds are not run again."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from snapexport.contract.build_directory import Build
 from snapexport.contract.pieces import pieces_of
 from snapexport.methods.top_tokens.run import TopTokens
+from snapexport.runtime.engine.backend import DeviceError
 from snapexport.runtime.engine.bound_graph import Logits
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
@@ -130,3 +132,24 @@ def test_a_repeated_prompt_at_another_temperature_has_its_own_top_tokens(
     warm, hot = normalizer(1.0), normalizer(2.0)
     assert warm != hot
     assert (normalizer(2.0), normalizer(1.0), normalizer(2.0)) == (hot, warm, hot)
+
+
+def test_tokens_are_forgotten_where_a_chunk_could_not_be_written(
+    tiny_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, ids, other = open_executor(tiny_build), prompt(60), prompt(60, seed=1)
+    prefill(executor, other)
+    cache = executor.prompt_cache
+    assert cache
+    parts = cache.read(0)
+    fresh = prefill(executor, ids)
+
+    def fail(*_: Any) -> None:
+        raise DeviceError("gone")
+
+    monkeypatch.setattr(executor.backend.memory, "write", fail)
+    with pytest.raises(DeviceError):
+        cache.write(0, other[:C], parts)
+    counted = runs(executor, monkeypatch)
+    assert np.array_equal(prefill(executor, ids), fresh)
+    assert len(counted) == 3

@@ -83,7 +83,7 @@ def test_keys_are_of_all_tokens_the_build_and_the_salt() -> None:
     assert keys(BUILD, "", [], SIZE, 0) == []
 
 
-def test_files_and_folder_belong_to_the_owner_alone(tmp_path: Path) -> None:
+def test_files_and_folder_belong_only_to_the_owner(tmp_path: Path) -> None:
     store = opened(tmp_path / "a" / "kept")
     keep(store, *chunks())
     store.close()
@@ -92,14 +92,21 @@ def test_files_and_folder_belong_to_the_owner_alone(tmp_path: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_an_empty_folder_becomes_the_owners(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    KeyedFolder(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o770])
 def test_a_folder_that_others_may_write_to_is_refused(mode: int, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
     tmp_path.chmod(mode)
     with pytest.raises(UserError, match="others may write there"):
         KeyedFolder(tmp_path)
 
 
-def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot hold prompt caches: File exists"):
         KeyedFolder(tmp_path / "file")
@@ -178,7 +185,7 @@ def test_chunks_beyond_what_may_wait_are_dropped(tmp_path: Path) -> None:
     assert not list(entries_of(tmp_path)) and store.counts["dropped"] == 5
 
 
-def test_fifty_mutated_files_are_no_chunks(tmp_path: Path) -> None:
+def test_fifty_mutated_files_are_refused(tmp_path: Path) -> None:
     (chunk,) = chunks()
     content = b"".join(chunk_file.blocks_of(chunk))
     rng = np.random.default_rng(0)
@@ -230,7 +237,7 @@ def test_files_of_others_are_neither_read_nor_removed(kind: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("fault", ["full", "vanished", "read-only name"])
-def test_a_fault_of_the_disk_is_told_once(
+def test_a_fault_of_the_disk_is_one_warning(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "kept"
