@@ -26,7 +26,7 @@ class _Commands(Mapping[str, Any]):
     """The module of each command, loaded when it is asked for."""
 
     _names = "plan build generate chat inspect diff lint engine triton serve dynamo eval calibrate"
-    _names += " bench demo"
+    _names += " bench demo genai"
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:

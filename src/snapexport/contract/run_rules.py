@@ -9,10 +9,12 @@ for its caches' type, `compresses`, `graphs`, `has_baseline`, `has_engines`.
 
 from snapexport.contract.rule import (
     BLOCKS,
+    GENAI,
     LEAVE_OUT,
     ONTO_ROWS,
     OUTPUTS,
     PARKED,
+    STATEFUL,
     Choice,
     Rule,
     fact,
@@ -25,6 +27,7 @@ from snapexport.contract.targets import TENSORRT, TENSORRT_RTX, capabilities, ta
 
 _WITH_BASELINE = "build it again with --baseline"
 _OF_ONE_RANK = "build it again without --tensor-parallel"
+_FOR_GENAI = "build it again with --target onnxruntime --batch 1 --extend"
 
 # Builds.
 OF_RANKS = Choice(
@@ -66,6 +69,15 @@ NO_CUDA_KERNEL = Choice(
     lambda f: "dtype" in f and f["dtype"] not in capabilities(f["target"]).cuda_dtypes,
     joined="for",
 )
+COMPILED = Choice(
+    "a build with --target {target}",
+    {"target": "tensorrt"},
+    lambda f: "target" in f and capabilities(f["target"]).compiled,
+    joined="for",
+)
+SEVERAL_SLOTS = Choice(
+    "a build with --batch {batch}", {"batch": 8}, lambda f: f.get("batch", 1) > 1, joined="for"
+)
 OF_ENGINES = Choice(
     "running graphs of --target {target}",
     {"target": "tensorrt", "backend": None},
@@ -75,7 +87,7 @@ OF_ENGINES = Choice(
 # What runs them.
 COMMANDS = tuple(
     fact(f"`snapexport {command}`", "command", command)
-    for command in ("bench", "calibrate", "diff", "dynamo", "engine", "eval", "triton")
+    for command in ("bench", "calibrate", "diff", "dynamo", "engine", "eval", "genai", "triton")
 )
 HIT_RATES = some("--hit-samples {hit_samples}", "hit_samples", 1)
 RUN_BASELINE = fact("--baseline", "run_baseline")
@@ -172,6 +184,27 @@ RUN_RULES: tuple[Rule, ...] = (
         "ONNX Runtime cannot calculate in bf16 there",
         "use --dtype fp32, or a GPU: --backend onnxruntime-cuda, or engines of --target "
         f"{targets_with('runs_on_gpu')}",
+    ),
+    Rule(
+        GENAI,
+        FULL_CACHE,
+        "its prompts go block by block onto a cache that does not grow",
+        "build it again with --policy snapstream --batch 1 --extend",
+    ),
+    Rule(GENAI, COMPILED, "its graph runs in ONNX Runtime", _FOR_GENAI),
+    Rule(GENAI, SEVERAL_SLOTS, "its graph has one sequence", _FOR_GENAI),
+    Rule(GENAI, STATEFUL, "its caller holds keys and values alone", "use `snapexport serve`"),
+    Rule(
+        GENAI,
+        value("decode_attention", "valid"),
+        "it writes into the cache that it reads",
+        "build it again without --decode-attention valid",
+    ),
+    Rule(
+        GENAI,
+        flag("share_weights"),
+        "its caller passes no weights",
+        "build it again without --share-weights",
     ),
     Rule(
         FP4,

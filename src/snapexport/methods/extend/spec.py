@@ -11,6 +11,7 @@ from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors, after
 from snapexport.contract.rule import (
     BLOCKS,
     FULL,
+    GENAI,
     LEAVE_OUT,
     ONTO_ROWS,
     OUTPUTS,
@@ -89,7 +90,7 @@ EXTEND = Method(
     rules=(Rule(flag("extend"), FULL, _ONE_FORM, LEAVE_OUT),),
     run_rules=tuple(
         Rule(choice, _WITHOUT, "it has no extend.onnx", "build it again with --extend")
-        for choice in (BLOCKS, PARKED, OUTPUTS, ONTO_ROWS)
+        for choice in (BLOCKS, PARKED, OUTPUTS, ONTO_ROWS, GENAI)
     ),
     kinds=(
         GraphKind(

@@ -6,7 +6,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import MethodOptions, option
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
-from snapexport.contract.rule import LEAVE_OUT, RANKS, STATEFUL, Choice, Facts, Rule
+from snapexport.contract.rule import GENAI, LEAVE_OUT, RANKS, STATEFUL, Choice, Facts, Rule
 from snapexport.errors import UserError, require_at_least
 from snapexport.methods.method import Method
 
@@ -87,6 +87,9 @@ SEVERAL_TOKENS = Method(
             LEAVE_OUT,
         ),
         Rule(CHOICE, RANKS, ""),
+    ),
+    run_rules=(
+        Rule(GENAI, CHOICE, "its steps take one token", "build it again without --tokens-per-step"),
     ),
     facts=facts,
     report=lambda geometry, options: facts(geometry),
