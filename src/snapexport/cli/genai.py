@@ -35,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = GenaiOptions(
         build=arguments.build, out=arguments.out, overwrite=arguments.overwrite
     )
-    write_folder(options)
-    OUT.print(f"{options.out}: for onnxruntime-genai")
+    tokenizer = write_folder(options)
+    OUT.print(f"{options.out}: a folder for onnxruntime-genai")
+    OUT.print(f"tokenizer: {tokenizer.summary if tokenizer else 'none: pass token ids'}")
     return 0

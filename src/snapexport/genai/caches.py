@@ -7,18 +7,18 @@ held flat. One more layer is a record of the calls so far, by which the graph kn
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Literal
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry, TensorSpec
 from snapexport.genai.functions import RECORD
+from snapexport.genai.parts import Shape
 
 Part = Literal["key", "value"]
 PARTS: tuple[Part, Part] = ("key", "value")
 PAST, PRESENT = "past_key_values", "present"
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Caches:
         """Whether caches are held as [1,Hkv,1,S*D], since they differ in S."""
         return len({past.shape[2] for past in self.pasts}) > 1
 
-    @property
+    @cached_property
     def places(self) -> tuple[Place, ...]:
         """Where each cache is, in pairs of equal shape, and what fills a pair."""
         return tuple(
@@ -73,6 +73,10 @@ class Caches:
             for layer, (shape, pair) in enumerate(self._pairs())
             for part, past in zip(PARTS, pair, strict=True)
         )
+
+    def place_of(self, past: TensorSpec) -> Place:
+        """Where one of the build's caches is."""
+        return next(place for place in self.places if place.cache is past)
 
     @property
     def record(self) -> tuple[Place, Place]:

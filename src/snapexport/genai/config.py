@@ -9,6 +9,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import REBUILD
 from snapexport.files.untrusted import CONFIG_BYTES, read_object
 from snapexport.genai.caches import PARTS, PAST, PRESENT, Caches
+from snapexport.genai.functions import MOST_TOKENS
 from snapexport.runtime.requests.generation_config import recommended_sampling
 
 FILE = "genai_config.json"
@@ -21,7 +22,7 @@ TYPE = "decoder"
 def config(build: Build, caches: Caches) -> dict[str, Any]:
     """The content of genai_config.json."""
     model = build.manifest.model
-    context = model.max_position_embeddings
+    context = min(model.max_position_embeddings, MOST_TOKENS)
     checkpoint = read_object(build.directory / _CONFIG, CONFIG_BYTES, REBUILD, links=False)
     eos = model.eos_token_id
     return {
@@ -76,9 +77,14 @@ def _session(build: Build) -> dict[str, str]:
 
 
 def _sampling(directory: Path) -> dict[str, Any]:
-    """The checkpoint's recommendation; without a temperature, the likeliest token."""
+    """The checkpoint's recommendation; without a temperature, the likeliest token.
+
+    All that is not recommended is off, as in our runtime: genai's own default is the 50 likeliest.
+    It has no min_p.
+    """
     given = recommended_sampling(directory)
-    return given | {"do_sample": given.get("temperature", 0) > 0}
+    given.pop("min_p", None)
+    return {"do_sample": given.get("temperature", 0) > 0, "top_k": 0, "top_p": 1.0} | given
 
 
 def _token(config: Mapping[str, Any], name: str, default: int) -> int:

@@ -6,7 +6,6 @@ tokenizer.json  tokenizer_config.json  chat_template.jinja, as the build has the
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,10 @@ from snapexport.files.copying import copy_file
 from snapexport.files.whole import sha256_of
 from snapexport.errors import UserError
 from snapexport.genai import config
-from snapexport.genai.branches import files_of
 from snapexport.genai.caches import Caches
 from snapexport.genai.graph import Routing, join
+from snapexport.genai.parts import weight_files
+from snapexport.genai.tokens import Comparison, compare_tokenizers
 from snapexport.methods import table
 
 RECORD = "snapexport.json"
@@ -51,8 +51,8 @@ class GenaiOptions:
     overwrite: bool = False
 
 
-def write_folder(options: GenaiOptions, copied: Callable[[int], object] = lambda _: None) -> Build:
-    """Write `options.out` atomically. copied: called with numbers of bytes. Raises UserError."""
+def write_folder(options: GenaiOptions) -> Comparison | None:
+    """Write `options.out` atomically. Raises UserError. Returns what is known of its tokenizer."""
     build = Build.open(options.build)
     require_genai(build)
     _require_outside(options)
@@ -61,16 +61,17 @@ def write_folder(options: GenaiOptions, copied: Callable[[int], object] = lambda
     model = _joined(build, caches)
     with staged(options.out, options.overwrite, RECORD, KIND) as out:
         (out / config.MODEL).write_bytes(model.SerializeToString(deterministic=True))
-        for name in sorted(files_of(model)):
+        for name in sorted(weight_files(model)):
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             # Never a link: ONNX Runtime refuses files with several links in a branch.
-            copy_file(build.file(name), out / name, copied)
+            copy_file(build.file(name), out / name)
         for name in CARRIED:
             if os.path.lexists(build.directory / name):
                 copy_file(build.file(name), out / name)
         _write_json(out / config.FILE, config.config(build, caches))
-        _write_json(out / RECORD, _record(build))
-    return build
+        tokenizer = compare_tokenizers(out)
+        _write_json(out / RECORD, _record(build, tokenizer))
+    return tokenizer
 
 
 def require_genai(build: Build) -> None:
@@ -98,14 +99,15 @@ def _takes_blocks(name: GraphName) -> bool:
     return graph.kind.extends_rows and not graph.tokens
 
 
-def _record(build: Build) -> dict[str, Any]:
-    """Where the folder comes from."""
+def _record(build: Build, tokenizer: Comparison | None) -> dict[str, Any]:
+    """Where the folder comes from, and what was compared."""
     return {
         "written_by": f"snapexport {snapexport.__version__}",
         "build": build.directory.resolve().name,
         "manifest_sha256": sha256_of(build.directory / MANIFEST),
         "build_versions": build.manifest.versions,
         "tried_with": f"onnxruntime-genai {TRIED}",
+        "tokenizer": tokenizer.summary if tokenizer else None,
     }
 
 

@@ -6,7 +6,9 @@ They are what `contract/pieces.py` and the runtime's rows do on the host.
 from snapexport.graphs.functions import Function
 
 DIGIT = 1024
-"""The record's numbers are below its square. Caches in 16 bits hold its digits exactly."""
+"""Base of the record's two digits, which caches in 16 bits hold exactly."""
+MOST_TOKENS = DIGIT * DIGIT
+"""The record counts up to here."""
 RECORD = 4
 """Numbers of the record: tokens in the cache, tokens that were never run, where the first of these
 was, and where the last one ended (0: none)."""
