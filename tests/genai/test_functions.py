@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from snapexport.contract.pieces import Prefill, pieces
-from snapexport.genai.functions import BEGIN, DIGIT, IS_STEP, RECORD, TAKE_BLOCK
+from snapexport.genai.functions import BEGIN, DIGIT, IS_STEP, RECORD, TAKE_BLOCK, WRITE
 from snapexport.graphs.functions import Function
 
 INT64 = TensorProto.INT64
@@ -87,9 +87,11 @@ class Recorder:
     def __init__(self, dtype: str, slots: int) -> None:
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         inputs = {"input_ids": INT64, "position_ids": INT64, "was_high": kind, "was_low": kind}
-        outputs = {"place": INT64, "fault": INT64, "high": kind, "low": kind}
+        outputs = {"place": INT64, "fault": INT64, "record": INT64}
         limits = {"sinks": SINKS, "held": HELD, "digit": DIGIT, "record": [RECORD]}
         self._begin = session(BEGIN, inputs, outputs, **limits)
+        written = {"high": kind, "low": kind}
+        self._write = session(WRITE, {"record": INT64, "past": kind}, written, digit=DIGIT)
         shape = (1, 1, slots, RECORD)
         self._digits = [np.full(shape, 7, dtype), np.full(shape, 7, dtype)]
 
@@ -102,10 +104,11 @@ class Recorder:
             "was_high": high,
             "was_low": low,
         }
-        place, fault, *digits = self._begin.run(None, feeds)
+        place, fault, record = self._begin.run(None, feeds)
         assert place.shape == fault.shape == (1,)
         if fault[0]:
             return None
+        digits = self._write.run(None, {"record": record, "past": high})
         assert all(new.shape == high.shape and new.dtype == high.dtype for new in digits)
         self._digits = digits
         return int(place[0])

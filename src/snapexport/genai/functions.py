@@ -18,7 +18,7 @@ BEGIN = Function(
     """
 <domain: "snapexport", opset_import: ["": 24]>
 Begin <sinks, held, digit, record> (input_ids, position_ids, past_high, past_low)
-    => (place, fault, high, low)
+    => (place, fault, record_after)
 {
   base = Constant <value_int: int = @digit> ()
   width = Constant <value_ints: ints = @record> ()
@@ -80,24 +80,36 @@ Begin <sinks, held, digit, record> (input_ids, position_ids, past_high, past_low
   has_gaps = Greater (now_skipped, zero)
   still_after = Where (has_gaps, after_gap, zero)
   now_after = Where (has_gap, first, still_after)
-  are = Concat <axis = 0> (now_taken, now_skipped, now_first, now_after)
-  are_high = Div (are, base)
-  are_low = Mod (are, base)
-  high_like = CastLike (are_high, past_high)
-  low_like = CastLike (are_low, past_low)
-  shape = Shape (past_high)
-  high = Expand (high_like, shape)
-  low = Expand (low_like, shape)
+  record_after = Concat <axis = 0> (now_taken, now_skipped, now_first, now_after)
 }
 """,
 )
 """Tokens int64 [1,n], their positions as the caller counts them, and the record's digits [...,4] ->
 int64 [1], the position in the cache of the first token; fault int64 [1] (1: what was before it is
-not in the cache any more); and the record after the call.
+not in the cache any more); and the record after the call, int64 [4].
 
 sinks: positions that every cache keeps. held: positions that every cache holds without dropping
 any. record: `RECORD`, as a list.
 """
+
+WRITE = Function(
+    "WriteRecord",
+    """
+<domain: "snapexport", opset_import: ["": 24]>
+WriteRecord <digit> (record, past) => (high, low)
+{
+  base = Constant <value_int: int = @digit> ()
+  are_high = Div (record, base)
+  are_low = Mod (record, base)
+  high_like = CastLike (are_high, past)
+  low_like = CastLike (are_low, past)
+  shape = Shape (past)
+  high = Expand (high_like, shape)
+  low = Expand (low_like, shape)
+}
+""",
+)
+"""The record int64 [4] and one of its digits before the call [...,4] -> both digits."""
 
 IS_STEP = Function(
     "IsStep",

@@ -14,7 +14,7 @@ from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.genai.branches import PLACE, blocks_branch, step_branch
 from snapexport.genai.caches import Caches, Place
-from snapexport.genai.functions import BEGIN, DIGIT, IS_STEP, RECORD, TAKE_BLOCK
+from snapexport.genai.functions import BEGIN, DIGIT, IS_STEP, RECORD, TAKE_BLOCK, WRITE
 from snapexport.genai.parts import Part, bodies, shape_of, value_info
 
 REFUSAL = "the_cache_no_longer_holds_what_this_rewind_goes_back_to"
@@ -77,13 +77,15 @@ def join(decode: ModelProto, blocks: ModelProto, caches: Caches, routing: Routin
 
 def _begin(graph: Part, caches: Caches, routing: Routing) -> None:
     """The place of the first token, and whether decode takes it."""
-    pasts, presents = zip(*((one.past, one.present) for one in caches.record), strict=True)
+    high, low = caches.record
+    given = [names.INPUT_IDS, names.POSITION_IDS, high.past, low.past]
     limits = {"sinks": routing.sinks, "held": routing.held, "digit": DIGIT, "record": [RECORD]}
-    given = [names.INPUT_IDS, names.POSITION_IDS, *pasts]
-    graph.call(BEGIN, given, "begins", "fault", *presents, **limits)
-    # Of the only element; a fault is the index of a second one.
+    graph.call(BEGIN, given, "begins", "fault", "happened", **limits)
+    # Of the only element: a fault is the index of a second one. Nothing is written before.
     graph.add("Gather", [graph.constant("nothing", [0]), "fault"], "checked", name=REFUSAL)
     graph.add("Add", ["begins", "checked"], PLACE)
+    graph.add("Add", ["happened", "checked"], "record")
+    graph.call(WRITE, ["record", high.past], high.present, low.present, digit=DIGIT)
     sizes = [*routing.overflows] or [-1]
     graph.call(IS_STEP, [names.INPUT_IDS, PLACE], "is_step", sizes=sizes)
 
@@ -113,7 +115,7 @@ def _model(graph: Part, caches: Caches, vocabulary: int, made_of: list[ModelProt
     inputs += [value_info(one.past, kind, one.shape) for one in held]
     outputs = [value_info(names.LOGITS, TensorProto.FLOAT, [1, 1, vocabulary])]
     outputs += [value_info(one.present, kind, one.shape) for one in held]
-    own = [function.proto() for function in (BEGIN, IS_STEP, TAKE_BLOCK)]
+    own = [function.proto() for function in (BEGIN, WRITE, IS_STEP, TAKE_BLOCK)]
     return helper.make_model(
         helper.make_graph(graph.nodes, "genai", inputs, outputs, graph.initializers),
         functions=bodies([*own, *(one for model in made_of for one in model.functions)]),
