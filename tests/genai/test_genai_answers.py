@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,16 +61,23 @@ def test_end_of_sequence_ends_an_answer(genai: Open, vault: Path) -> None:
     assert opened.ask("ends") == [EOS]
 
 
-FAMILIES = ("llama", "qwen3-sliding", "llama-tied")
+CASES: dict[str, dict[str, Any]] = {
+    "GQA": {},
+    "sliding windows": {"checkpoint": "qwen3-sliding"},
+    "tied head": {"checkpoint": "llama-tied"},
+    "latents": {"checkpoint": "deepseek-v2"},
+    "caches in 16 bits": {"cache_dtype": "fp16"},
+    "budgets by head": {"budget": "heads", "head_budget": ((6, 20), (9, 9))},
+}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", CASES)
 def test_families_answer_as_ours(genai: Open, tmp_path: Path, name: str) -> None:
-    build = cases.build_of(Case(name, extend=True, batch=1)).directory
+    build = cases.build_of(Case(extend=True, batch=1, **CASES[name])).directory
     write_folder(GenaiOptions(build=build, out=tmp_path / "out"))
     opened = genai(tmp_path / "out")
     llm = LLM(build, prefill="blocks")
-    for length in (40, 90):
+    for length in (60, 90):
         tokens = cases.prompt(length)
         found = opened.answer(tokens, 12)
         assert len(found) == 12 and found == likeliest(llm, tokens, 12), length

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -75,13 +76,7 @@ def test_prompts_agree_with_transformers(name: str, tmp_path: Path) -> None:
         assert_turns(case, folder, [length])
 
 
-VARIANTS = (
-    {"policy": "streaming"},
-    {"budget": "pyramid"},
-    {"target": "portable"},
-    pytest.param({"policy": "sage"}, marks=pytest.mark.slow),
-    pytest.param({"weights": "int8"}, marks=pytest.mark.slow),
-)
+VARIANTS = {"policy": "streaming"}, {"budget": "pyramid"}, {"target": "portable"}
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
@@ -104,6 +99,20 @@ def test_turns_agree_with_transformers(llama: Path, calls: tuple[int, ...]) -> N
     assert_turns(Case(extend=True, batch=1), llama, calls)
 
 
+HEADS = {"budget": "heads", "head_budget": ((6, 20), (9, 9))}
+OTHERS = {"weights": "int8"}, {"weights": "int4"}, {"cache_dtype": "fp16"}, HEADS
+
+
+@pytest.mark.parametrize("options", OTHERS, ids=lambda options: next(iter(options)))
+def test_other_builds_agree_with_their_own_graphs(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    case, ids = Case(extend=True, batch=1, **options), random_tokens(150)
+    caller = Caller(folder_of(case, tmp_path))
+    caller.append(ids[:40])
+    assert_near(caller.append(ids[40:]), by_blocks(case, ids[:40], ids[40:]), case)
+
+
 def test_long_turns_are_cut_into_blocks_like_prompts(llama: Path) -> None:
     """Against the build's own graph of blocks, which the host feeds."""
     ids, case = random_tokens(150), Case(extend=True, batch=1)
@@ -115,7 +124,7 @@ def test_long_turns_are_cut_into_blocks_like_prompts(llama: Path) -> None:
 def by_blocks(case: Case, *calls: Sequence[int]) -> Array:
     """Logits after calls whose blocks the host cuts."""
     session, voters = cases.built(case).session("extend"), case.geometry.block_voters(32)
-    types = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
+    types = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
     row = {one.name: np.zeros(one.shape, types[one.type]) for one in session.get_inputs()}
     names = [one.name for one in session.get_outputs()]
     length = 0
@@ -201,7 +210,6 @@ def test_other_rewinds_are_errors_that_change_nothing(llama: Path, count: int) -
     assert np.array_equal(caller.append(ids[:40]), logits_of(llama, ids[:40]))
 
 
-@pytest.mark.slow
 def test_20000_tokens_leave_the_state_as_small(llama: Path) -> None:
     caller = Caller(llama)
     ids = random_tokens(20_000)

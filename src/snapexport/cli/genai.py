@@ -1,11 +1,11 @@
 """Write a folder of a build that onnxruntime-genai runs by itself: in Python, C, C++ and C#.
 
 One graph, its weights, the tokenizer and genai_config.json. Memory does not grow with the prompt.
-The build has to have --extend and --batch 1; docs/how-to/genai.md says what else.
+The error for a build that it cannot take names the flags that do.
 
 examples:
-  snapexport build --model DIR --L-max 8192 --kv-budget 2048 --batch 1 --extend --out llama.build
   snapexport genai llama.build --out llama-genai
+  snapexport genai llama.build --out llama-genai --overwrite
 """
 
 import argparse

@@ -27,7 +27,6 @@ from snapexport.contract.targets import TENSORRT, TENSORRT_RTX, capabilities, ta
 
 _WITH_BASELINE = "build it again with --baseline"
 _OF_ONE_RANK = "build it again without --tensor-parallel"
-_FOR_GENAI = "build it again with --target onnxruntime --batch 1 --extend"
 
 # Builds.
 OF_RANKS = Choice(
@@ -185,14 +184,6 @@ RUN_RULES: tuple[Rule, ...] = (
         "use --dtype fp32, or a GPU: --backend onnxruntime-cuda, or engines of --target "
         f"{targets_with('runs_on_gpu')}",
     ),
-    Rule(
-        GENAI,
-        FULL_CACHE,
-        "its prompts go block by block onto a cache that does not grow",
-        "build it again with --policy snapstream --batch 1 --extend",
-    ),
-    Rule(GENAI, COMPILED, "its graph runs in ONNX Runtime", _FOR_GENAI),
-    Rule(GENAI, SEVERAL_SLOTS, "its graph has one sequence", _FOR_GENAI),
     Rule(GENAI, STATEFUL, "its caller holds keys and values alone", "use `snapexport serve`"),
     Rule(
         GENAI,

@@ -103,5 +103,5 @@ def _require_known(model: ModelProto, known: set[str]) -> None:
         raise UserError(
             f"the build's graph {model.graph.name} takes {unknown[0]}, which onnxruntime-genai "
             "does not pass",
-            "build it again with --target onnxruntime --batch 1 --extend and no further options",
+            "build it again without the flags that change what a step takes",
         )
