@@ -33,9 +33,7 @@ def run(*command: object, given: str = "", **environment: str) -> str:
     return done.stdout
 
 
-def test_chat_takes_several_turns(
-    vault: Path, prompts: list[VaultPrompt], tmp_path: Path
-) -> None:
+def test_chat_takes_several_turns(vault: Path, prompts: list[VaultPrompt], tmp_path: Path) -> None:
     """The checkpoint has no template: here a turn's text is the message."""
     folder = tmp_path / "vault"
     shutil.copytree(vault, folder)

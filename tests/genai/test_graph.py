@@ -104,9 +104,7 @@ OTHERS = {"weights": "int8"}, {"weights": "int4"}, {"cache_dtype": "fp16"}, HEAD
 
 
 @pytest.mark.parametrize("options", OTHERS, ids=lambda options: next(iter(options)))
-def test_other_builds_agree_with_their_own_graphs(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_other_builds_agree_with_their_own_graphs(options: dict[str, Any], tmp_path: Path) -> None:
     case, ids = Case(extend=True, batch=1, **options), random_tokens(150)
     caller = Caller(folder_of(case, tmp_path))
     caller.append(ids[:40])
@@ -221,7 +219,9 @@ def test_20000_tokens_leave_the_state_as_small(llama: Path) -> None:
 def test_graph_is_valid_and_needs_two_inputs_beside_caches(llama: Path) -> None:
     onnx.checker.check_model(str(llama / "model.onnx"))
     graph = onnx.load(llama / "model.onnx", load_external_data=False).graph
-    tokens = [(one.name, [dim.dim_param or dim.dim_value for dim in shape(one)]) for one in graph.input]
+    tokens = [
+        (one.name, [dim.dim_param or dim.dim_value for dim in shape(one)]) for one in graph.input
+    ]
     assert tokens[:2] == [("input_ids", [1, "n"]), ("position_ids", [1, "n"])]
     assert [dim.dim_value for dim in shape(graph.output[0])] == [1, 1, VOCABULARY]
     pasts = [name for name, _ in tokens[2:]]

@@ -11,7 +11,6 @@ examples:
 import argparse
 from pathlib import Path
 
-from snapexport.cli import flags
 from snapexport.cli.console import OUT
 from snapexport.errors import needs_extra
 
@@ -32,9 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     with needs_extra("build"):
         from snapexport.genai.folder import GenaiOptions, write_folder
 
-    options = GenaiOptions(
-        build=arguments.build, out=arguments.out, overwrite=arguments.overwrite
-    )
+    options = GenaiOptions(build=arguments.build, out=arguments.out, overwrite=arguments.overwrite)
     tokenizer = write_folder(options)
     OUT.print(f"{options.out}: a folder for onnxruntime-genai")
     OUT.print(f"tokenizer: {tokenizer.summary if tokenizer else 'none: pass token ids'}")

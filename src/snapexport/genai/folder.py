@@ -17,9 +17,9 @@ from snapexport.builder.staging import require_place, staged
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kinds import graph_of
 from snapexport.contract.manifest import MANIFEST, GraphName
+from snapexport.errors import UserError
 from snapexport.files.copying import copy_file
 from snapexport.files.whole import sha256_of
-from snapexport.errors import UserError
 from snapexport.genai import config
 from snapexport.genai.caches import Caches
 from snapexport.genai.graph import Routing, join
@@ -61,10 +61,10 @@ def write_folder(options: GenaiOptions) -> Comparison | None:
     model = _joined(build, caches)
     with staged(options.out, options.overwrite, RECORD, KIND) as out:
         (out / config.MODEL).write_bytes(model.SerializeToString(deterministic=True))
-        for name in sorted(weight_files(model)):
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
+        for weights in sorted(weight_files(model)):
+            (out / weights).parent.mkdir(parents=True, exist_ok=True)
             # Never a link: ONNX Runtime refuses files with several links in a branch.
-            copy_file(build.file(name), out / name)
+            copy_file(build.file(weights), out / weights)
         for name in CARRIED:
             if os.path.lexists(build.directory / name):
                 copy_file(build.file(name), out / name)

@@ -1,7 +1,7 @@
 """Joins a build's decode graph and its graph of blocks into one that takes any number of tokens.
 
-    Begin      the place of the first token; an error where the cache lost what is before it
-    IsStep     one token, and no cache that begins to vote: decode, else blocks
+Begin      the place of the first token; an error where the cache lost what is before it
+IsStep     one token, and no cache that begins to vote: decode, else blocks
 """
 
 from collections.abc import Iterable

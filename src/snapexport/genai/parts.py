@@ -1,7 +1,6 @@
 """Makes parts of an ONNX graph: new nodes, and the graphs of a build under names of their own."""
 
 from collections.abc import Iterable, Mapping, Sequence
-
 from typing import Any
 
 import numpy as np

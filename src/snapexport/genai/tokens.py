@@ -4,7 +4,6 @@ genai puts no BOS before a text unless it is told to, and its own reading of tok
 fewer kinds of tokenizers. A prompt of other ids is another prompt, and no error would say so.
 """
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -101,9 +100,9 @@ def _start(tokenizer: Tokenizer) -> tuple[int, ...]:
 def _of_genai(genai: Any, folder: Path) -> Encode:
     """Its tokenizer, over a stand-in for the model, which may be large."""
     with tempfile.TemporaryDirectory() as place:
-        for name in os.listdir(folder):
-            if name.endswith((".json", ".jinja")):
-                shutil.copyfile(folder / name, Path(place) / name)
+        for file in folder.iterdir():
+            if file.suffix in (".json", ".jinja"):
+                shutil.copyfile(file, Path(place) / file.name)
         (Path(place) / "model.onnx").write_bytes(_stand_in())
         tokenizer = genai.Tokenizer(genai.Model(place))
     tokenizer.update_options(add_special_tokens="true")
