@@ -86,7 +86,7 @@ def test_record_names_the_build(vault: Path, vault_build: Build) -> None:
     assert record["build_versions"] == vault_build.manifest.versions
 
 
-def test_summary_tells_the_tokenizer(
+def test_summary_has_a_line_about_the_tokenizer(
     vault_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"

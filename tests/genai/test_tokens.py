@@ -6,16 +6,16 @@ import pytest
 from tokenizers import Tokenizer
 
 from snapexport.genai import tokens
-from snapexport.genai.tokens import TEXTS, Comparison, compare_tokenizers, differing
+from snapexport.genai.tokens import TEXTS, Comparison, compare_tokenizers, find_differences
 
 
 def test_texts_with_other_ids_are_found() -> None:
     def ours(text: str) -> list[int]:
         return [*map(ord, text)]
 
-    assert differing(ours, ours) == ()
-    assert differing(ours, lambda text: [*map(ord, text.strip())]) == TEXTS[1:4]
-    assert differing(ours, lambda text: [0, *ours(text)]) == TEXTS
+    assert find_differences(ours, ours) == ()
+    assert find_differences(ours, lambda text: [*map(ord, text.strip())]) == TEXTS[1:4]
+    assert find_differences(ours, lambda text: [0, *ours(text)]) == TEXTS
 
 
 def test_tokens_before_a_text_are_known(vault: Path) -> None:

@@ -25,10 +25,8 @@ from snapexport.files.nearby import closest, did_you_mean
 class _Commands(Mapping[str, Any]):
     """The module of each command, loaded when it is asked for."""
 
-    _names = (
-        "plan build generate chat inspect diff lint engine genai triton serve dynamo eval calibrate"
-    )
-    _names += " bench demo"
+    _names = "plan build generate chat inspect diff lint engine genai triton serve dynamo eval"
+    _names += " calibrate bench demo"
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:

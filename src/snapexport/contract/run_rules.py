@@ -20,6 +20,7 @@ from snapexport.contract.rule import (
     fact,
     flag,
     is_given,
+    not_in_genai,
     some,
     value,
 )
@@ -184,19 +185,8 @@ RUN_RULES: tuple[Rule, ...] = (
         "use --dtype fp32, or a GPU: --backend onnxruntime-cuda, or engines of --target "
         f"{targets_with('runs_on_gpu')}",
     ),
-    Rule(GENAI, STATEFUL, "its caller holds keys and values alone", "use `snapexport serve`"),
-    Rule(
-        GENAI,
-        value("decode_attention", "valid"),
-        "it writes into the cache that it reads",
-        "build it again without --decode-attention valid",
-    ),
-    Rule(
-        GENAI,
-        flag("share_weights"),
-        "its caller passes no weights",
-        "build it again without --share-weights",
-    ),
+    Rule(GENAI, STATEFUL, "it holds no other state than keys and values", "use `snapexport serve`"),
+    *map(not_in_genai, (value("decode_attention", "valid"), flag("share_weights"))),
     Rule(
         FP4,
         IN_ONNX_RUNTIME,

@@ -12,7 +12,7 @@ from onnx import GraphProto, ModelProto, TensorProto, helper
 from snapexport.contract import names
 from snapexport.errors import UserError
 from snapexport.genai.functions import TAKE_BLOCK
-from snapexport.genai.parts import Part, order, rename, renamed, replace, value_info
+from snapexport.genai.parts import Part, copy_as, order, rename, replace, value_info
 
 PLACE = "place"
 """The parent's value: int64 [1], the position in the cache of the call's first token."""
@@ -49,13 +49,13 @@ def blocks_branch(
     fed = {names.INPUT_IDS, names.POSITION_IDS, names.CHUNK_LENGTH}
     _require_known(blocks, {*fed, *idle, *held})
     order(blocks.graph.output, _results(held))
-    logits, *after = (renamed(one, _LOOP + one.name) for one in blocks.graph.output)
+    logits, *after = (copy_as(one, _LOOP + one.name) for one in blocks.graph.output)
     graph = Part(_LOOP)
     given = [
         "",
         graph.constant("always", True),
         graph.constant("start", [0]),
-        graph.filled("none", logits, 0),
+        graph.fill("none", logits, 0),
         *held.values(),
     ]
     body = _body(blocks, held, idle, {"chunk": chunk, "voters": voters})
@@ -73,13 +73,13 @@ def _body(
     head.call(TAKE_BLOCK, [names.INPUT_IDS, PLACE, _BLOCK + "start"], *taken, **cut)
     for value in graph.input:
         if value.name in idle:
-            head.filled(value.name, value, -1)
+            head.fill(value.name, value, -1)
     order(graph.input, held)
     before = [
         value_info("round", TensorProto.INT64, []),
         value_info("went_on", TensorProto.BOOL, []),
         value_info("start", TensorProto.INT64, [1]),
-        renamed(graph.output[0], "logits_before"),
+        copy_as(graph.output[0], "logits_before"),
     ]
     after = [
         value_info("goes_on", TensorProto.BOOL, []),

@@ -93,13 +93,13 @@ class Caches:
     def _pairs(self) -> Iterator[tuple[Shape, Sequence[TensorSpec | None]]]:
         waiting: dict[Shape, TensorSpec] = {}
         for past in self.pasts:
-            shape = self._held(past)
+            shape = self._in_genai(past)
             if other := waiting.pop(shape, None):
                 yield shape, (other, past)
             else:
                 waiting[shape] = past
         yield from ((shape, (past, None)) for shape, past in waiting.items())
 
-    def _held(self, past: TensorSpec) -> Shape:
+    def _in_genai(self, past: TensorSpec) -> Shape:
         batch, heads, *rest = past.shape
         return (batch, heads, 1, prod(rest)) if self.is_flat else (batch, heads, *rest)

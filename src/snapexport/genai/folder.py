@@ -58,7 +58,7 @@ def write_folder(options: GenaiOptions) -> Comparison | None:
     _require_outside(options)
     require_place(options.out, options.overwrite, RECORD, KIND)
     caches = Caches.of(build.manifest.graphs["decode"])
-    model = _joined(build, caches)
+    model = _join(build, caches)
     with staged(options.out, options.overwrite, RECORD, KIND) as out:
         (out / config.MODEL).write_bytes(model.SerializeToString(deterministic=True))
         for weights in sorted(weight_files(model)):
@@ -84,7 +84,7 @@ def require_genai(build: Build) -> None:
     build.require_run(command="genai", backend="onnxruntime", **facts)
 
 
-def _joined(build: Build, caches: Caches) -> onnx.ModelProto:
+def _join(build: Build, caches: Caches) -> onnx.ModelProto:
     blocks = next(name for name in build.manifest.graphs if _takes_blocks(name))
     decode, of_blocks = (
         onnx.load(build.graph(name), load_external_data=False) for name in ("decode", blocks)

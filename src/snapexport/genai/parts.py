@@ -33,14 +33,14 @@ class Part:
         self.initializers: list[TensorProto] = []
         self._stem = stem
 
-    def add(self, op: str, inputs: Sequence[str], *outputs: str, **attributes: object) -> None:
+    def add(self, op: str, inputs: Sequence[str], *outputs: str, **attributes: Any) -> None:
         """A node, after its first output's name unless `name` is given. Inputs are whole names."""
         own = [self._stem + output for output in outputs]
-        given = {"name": f"{op}_{own[0]}", **attributes}
+        given: dict[str, Any] = {"name": f"{op}_{own[0]}", **attributes}
         self.nodes.append(helper.make_node(op, inputs, own, **given))
 
     def call(
-        self, function: Function, inputs: Sequence[str], *outputs: str, **attributes: object
+        self, function: Function, inputs: Sequence[str], *outputs: str, **attributes: Any
     ) -> None:
         """A call of a function, whose body the model has to hold."""
         self.add(function.name, inputs, *outputs, domain=names.DOMAIN, **attributes)
@@ -50,7 +50,7 @@ class Part:
         kind = np.bool_ if isinstance(value, bool) else np.int64
         return self._hold(name, np.array(value, kind))
 
-    def filled(self, name: str, like: ValueInfoProto, value: int) -> str:
+    def fill(self, name: str, like: ValueInfoProto, value: int) -> str:
         """An initializer of equal values; returns its whole name."""
         kind = helper.tensor_dtype_to_np_dtype(like.type.tensor_type.elem_type)
         return self._hold(name, np.full(shape_of(like), value, kind))
@@ -75,7 +75,7 @@ def replace(field: Any, values: Iterable[object]) -> None:
 def rename(graph: GraphProto, stem: str, given: Mapping[str, str]) -> None:
     """Rename every value and node of a graph in place, since a branch shares its parent's names.
 
-    given: {an input: the parent's value in its place}; those are no inputs any more. All others get
+    given: {an input: the parent's value in its place}; those stop being inputs. All others get
     `stem`. Weights keep their files.
     """
 
@@ -110,14 +110,14 @@ def order(field: Any, wanted: Iterable[str]) -> None:
 def weight_files(model: ModelProto) -> set[str]:
     """The files of a model's weights, in its graph and its branches."""
 
-    def found(graph: GraphProto) -> Iterable[str]:
+    def locations(graph: GraphProto) -> Iterable[str]:
         for tensor in graph.initializer:
             yield from (one.value for one in tensor.external_data if one.key == "location")
         for node in graph.node:
             for inner in subgraphs(node):
-                yield from found(inner)
+                yield from locations(inner)
 
-    return set(found(model.graph))
+    return set(locations(model.graph))
 
 
 def shape_of(value: ValueInfoProto) -> Shape:
@@ -125,7 +125,7 @@ def shape_of(value: ValueInfoProto) -> Shape:
     return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
-def renamed(value: ValueInfoProto, name: str) -> ValueInfoProto:
+def copy_as(value: ValueInfoProto, name: str) -> ValueInfoProto:
     """A copy of another name."""
     copy = ValueInfoProto()
     copy.CopyFrom(value)

@@ -1,6 +1,6 @@
 """Compares onnxruntime-genai's tokenizer with ours on the same files, where genai is installed.
 
-genai puts no BOS before a text unless it is told to, and its own reading of tokenizer.json knows
+genai puts BOS before a text only by an option of its own, and its reading of tokenizer.json knows
 fewer kinds of tokenizers. A prompt of other ids is another prompt, and no error would say so.
 """
 
@@ -34,7 +34,7 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is known of genai's tokenizer. start: tokens that ours puts before a text.
+    """Facts about genai's tokenizer. start: tokens that ours puts before a text.
 
     compared: whether genai was there. differing: the texts whose ids are others, even with its
     option add_special_tokens. failed: what genai said when it read the files.
@@ -77,12 +77,12 @@ def compare_tokenizers(folder: Path) -> Comparison | None:
         return Comparison(start)
     try:
         theirs = _of_genai(genai, folder)
-        return Comparison(start, True, differing(lambda text: ours.encode(text).ids, theirs))
+        return Comparison(start, True, find_differences(lambda text: ours.encode(text).ids, theirs))
     except Exception as error:  # the library has no class of its own for them
         return Comparison(start, failed=first_line(error))
 
 
-def differing(ours: Encode, theirs: Encode) -> tuple[str, ...]:
+def find_differences(ours: Encode, theirs: Encode) -> tuple[str, ...]:
     """The texts that two tokenizers give other ids."""
     return tuple(text for text in TEXTS if [*ours(text)] != [int(id) for id in theirs(text)])
 
@@ -98,7 +98,7 @@ def _start(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _of_genai(genai: Any, folder: Path) -> Encode:
-    """Its tokenizer, over a stand-in for the model, which may be large."""
+    """Its tokenizer, over a model of one node, since the own one may be large."""
     with tempfile.TemporaryDirectory() as place:
         for file in folder.iterdir():
             if file.suffix in (".json", ".jinja"):
