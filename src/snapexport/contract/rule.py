@@ -117,6 +117,6 @@ GENAI = fact("`snapexport genai`", "command", "genai")
 
 
 def not_in_genai(choice: Choice) -> Rule:
-    """What a graph of onnxruntime-genai cannot have."""
+    """A rule about what a graph of onnxruntime-genai cannot have."""
     why = "genai passes tokens and holds keys and values of one type, no more"
     return Rule(GENAI, choice, why, "build it again without it")
