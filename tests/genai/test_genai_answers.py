@@ -105,6 +105,13 @@ def test_turns_and_rewinds_are_those_of_the_graph(genai: Open, vault: Path) -> N
         assert np.allclose(opened.ask("logits", 0), caller.append(part), atol=1e-4)
 
 
+def test_answer_after_a_rewind_to_its_prompt_is_the_same(genai: Open, vault: Path) -> None:
+    opened, tokens = genai(vault), prompt(vault, 6, 100)
+    first = opened.answer(tokens, ANSWER)
+    opened.ask("rewind", 0, 100)
+    assert opened.ask("generate", 0, ANSWER) == first
+
+
 def test_rewind_that_is_not_exact_is_an_error(genai: Open, vault: Path) -> None:
     opened, ids = genai(vault), random_tokens(700)
     opened.start()
