@@ -16,6 +16,10 @@ CLIENTS_VENV  := .venv-clients
 CLIENTS_BIN   := $(CLIENTS_VENV)/bin
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 CLIENTS       := tests/serving/clients
+# onnxruntime-genai is a stranger's runtime: tests drive it from outside.
+GENAI_VENV  := .venv-genai
+GENAI_BIN   := $(GENAI_VENV)/bin
+GENAI_STAMP := $(GENAI_VENV)/.installed
 NPM_CLIENTS   := openai@7 zod@4 ai@7 @ai-sdk/openai@3 @ai-sdk/anthropic@3 @ai-sdk/openai-compatible@3
 # The CPU wheel is enough, and far smaller: make TORCH=URL.
 TORCH  ?= torch==2.13.0
@@ -26,7 +30,7 @@ REAL_MODEL := build/real-model
 TEXTS  := $(REAL_MODEL)/documents
 SERVED := build/served.build
 
-.PHONY: help setup demo test test-slow test-all architectures test-rtx rtx-matrix test-triton test-dynamo test-clients \
+.PHONY: help setup demo test test-slow test-all architectures test-rtx rtx-matrix test-triton test-dynamo test-clients test-genai \
 	real-model real-model-long fuzz fuzz-short fuzz-http fuzz-http-short soak soak-servers planted-faults lint types check studies plugins \
 	gpu-check goldens clean
 
@@ -83,6 +87,10 @@ test-clients: $(STAMP) $(CLIENTS_STAMP) ## 16 clients of the API in an environme
 	mkdir -p $(REAL_MODEL)
 	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
 	$(CLIENTS_BIN)/python -m pytest --confcutdir=$(CLIENTS) --timeout 600 $(CLIENTS)
+
+test-genai: export SNAPEXPORT_GENAI_PYTHON = $(abspath $(GENAI_BIN))/python
+test-genai: $(STAMP) $(GENAI_STAMP)  ## stock onnxruntime-genai, in an environment of its own, 2 minutes
+	timeout 900 $(BIN)/python -m pytest tests/genai
 
 real-model real-model-long: export OMP_WAIT_POLICY = passive
 real-model: $(STAMP)     ## SmolLM2-135M from its GGUF file against transformers, 4 minutes, 93 MB fetched once
@@ -144,7 +152,7 @@ goldens:                 ## what published implementations keep (tests/parity/go
 	PYTHON=$(PYTHON) tools/studies/goldens/make.sh build/goldens
 
 clean:                   ## remove the environments
-	rm -rf $(VENV) $(TRITON_VENV) $(DYNAMO_VENV) $(CLIENTS_VENV) .venv-gpu
+	rm -rf $(VENV) $(TRITON_VENV) $(DYNAMO_VENV) $(CLIENTS_VENV) $(GENAI_VENV) .venv-gpu
 
 # Made each time: the code may have changed since.
 .PHONY: $(SERVED)
@@ -177,6 +185,14 @@ $(DYNAMO_STAMP): pyproject.toml
 	$(DYNAMO_BIN)/pip install --quiet --editable '.[cpu,dynamo,serve]' 'pytest>=8' \
 		'pytest-rerunfailures>=14' openai
 	$(DYNAMO_BIN)/pip install --quiet --no-deps 'ai-dynamo>=1.6.1,<1.7' 'nixl>=1.5.1,<1.6' 'nixl-cu13>=1.5.1,<1.6'
+	touch $@
+
+$(GENAI_STAMP): pyproject.toml
+	$(PYTHON) tools/require_python.py
+	$(PYTHON) -m venv $(GENAI_VENV)
+	$(GENAI_BIN)/python -m pip install --quiet --upgrade pip
+	$(GENAI_BIN)/pip install --quiet --editable '.[cpu]' 'onnxruntime-genai>=0.18,<0.19' \
+		'onnx>=1.22,<1.24' 'onnx-graphsurgeon>=0.6.1,<0.7'
 	touch $@
 
 $(CLIENTS_STAMP): $(wildcard $(CLIENTS)/*.txt)

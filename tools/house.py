@@ -38,6 +38,7 @@ BROUGHT = {
     "products without rounded activations, further models": (145, 244, 0, 18, 280),
     "scores learned on other texts": (538, 901, 5, 307, 431),
     "prompts' caches on disk": (582, 960, 7, 802, 777),
+    "one graph for onnxruntime-genai": (676, 1095, 10, 39, 1200),
 }
 """Lines of code, shipped lines, files, lines that `LLM` reaches and lines of tests that new
 capabilities brought. They raise the bounds."""

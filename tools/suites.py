@@ -27,6 +27,7 @@ SUITES = {
     "test-triton": {"triton"},
     "test-dynamo": {"dynamo"},
     "test-clients": {"clients", "openai"},
+    "test-genai": {"genai", "extend"},
 }
 """Words of each suite's own paths: names of folders and files, or parts of them."""
 SERVERS = "test-triton", "test-dynamo", "test-clients"

@@ -117,6 +117,7 @@ def test_a_suite_runs_if_its_paths_or_the_contract_changed() -> None:
         "runtime/requests/sampling.py": [],
         "exporter/read/gguf/reader.py": ["real-model"],
         f"{serving}/openai/streams.py": ["test-clients"],
+        "src/snapexport/genai/graph.py": ["test-genai"],
         "docs/reference/glossary.md": [],
         "tests/measure/eval/test_plots.py": [],
     }.items():

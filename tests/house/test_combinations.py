@@ -92,10 +92,10 @@ def run(facts: Facts) -> None:
         LLMConfig(**given).open(build_with(facts))
     elif given.keys() <= OF_EXECUTOR:
         open_executor(build_with(facts), **given)
-    elif "command" in given:
+    elif given.keys() == {"command"}:
         build_with(facts).require_run(**given)
     else:
-        require_compatible(facts)  # a server's, or a chat template's
+        require_compatible(facts)  # a server's, a chat template's, or flags of genai's build
 
 
 @pytest.mark.parametrize("rule", run_rules(), ids=name)

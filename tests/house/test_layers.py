@@ -52,6 +52,7 @@ ALLOWED = {
         "compare",
     },
     "serving": {"errors", "files", "contract", "runtime", "builder"},
+    "genai": {"errors", "files", "contract", "methods.table", "graphs", "runtime", "builder"},
     "measure": {
         "errors",
         "files",
@@ -75,6 +76,7 @@ ALLOWED = {
         "builder",
         "measure",
         "serving",
+        "genai",
         "vault",
     },
 }

@@ -25,7 +25,7 @@ from snapexport.files.nearby import closest, did_you_mean
 class _Commands(Mapping[str, Any]):
     """The module of each command, loaded when it is asked for."""
 
-    _names = "plan build generate chat ask inspect diff lint engine triton serve dynamo eval"
+    _names = "plan build generate chat ask inspect diff lint engine genai triton serve dynamo eval"
     _names += " calibrate bench demo cache"
 
     def __getitem__(self, name: str) -> Any:

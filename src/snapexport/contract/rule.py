@@ -113,3 +113,10 @@ BLOCKS = value("prefill", "blocks")
 PARKED = some("--parked-rows {parked_rows}", "parked_rows", 1)
 OUTPUTS = some("--compress-every {compress_every}", "compress_every", 64)
 ONTO_ROWS = fact("prefill onto earlier rows", "prefill", "both")
+GENAI = fact("`snapexport genai`", "command", "genai")
+
+
+def not_in_genai(choice: Choice) -> Rule:
+    """A rule about what a graph of onnxruntime-genai cannot have."""
+    why = "genai passes tokens and holds keys and values of one type, no more"
+    return Rule(GENAI, choice, why, "build it again without it")

@@ -9,14 +9,18 @@ for its caches' type, `single_shot`, `compresses`, `graphs`, `has_baseline`, `ha
 
 from snapexport.contract.rule import (
     BLOCKS,
+    GENAI,
     LEAVE_OUT,
     ONTO_ROWS,
     OUTPUTS,
     PARKED,
+    STATEFUL,
     Choice,
     Rule,
     fact,
     flag,
+    is_given,
+    not_in_genai,
     some,
     value,
 )
@@ -65,6 +69,15 @@ NO_CUDA_KERNEL = Choice(
     lambda f: "dtype" in f and f["dtype"] not in capabilities(f["target"]).cuda_dtypes,
     joined="for",
 )
+COMPILED = Choice(
+    "a build with --target {target}",
+    {"target": "tensorrt"},
+    lambda f: "target" in f and capabilities(f["target"]).compiled,
+    joined="for",
+)
+SEVERAL_SLOTS = Choice(
+    "a build with --batch {batch}", {"batch": 8}, lambda f: f.get("batch", 1) > 1, joined="for"
+)
 OF_ENGINES = Choice(
     "running graphs of --target {target}",
     {"target": "tensorrt", "backend": None},
@@ -74,7 +87,7 @@ OF_ENGINES = Choice(
 # What runs them.
 COMMANDS = tuple(
     fact(f"`snapexport {command}`", "command", command)
-    for command in ("bench", "calibrate", "diff", "dynamo", "engine", "eval", "triton")
+    for command in ("bench", "calibrate", "diff", "dynamo", "engine", "eval", "genai", "triton")
 )
 HIT_RATES = some("--hit-samples {hit_samples}", "hit_samples", 1)
 RUN_BASELINE = fact("--baseline", "run_baseline")
@@ -181,6 +194,8 @@ RUN_RULES: tuple[Rule, ...] = (
         "use --dtype fp32, or a GPU: --backend onnxruntime-cuda, or engines of --target "
         f"{targets_with('runs_on_gpu')}",
     ),
+    Rule(GENAI, STATEFUL, "it holds no other state than keys and values", "use `snapexport serve`"),
+    *map(not_in_genai, (value("decode_attention", "valid"), flag("share_weights"))),
     Rule(
         FP4,
         IN_ONNX_RUNTIME,

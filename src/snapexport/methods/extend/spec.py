@@ -11,6 +11,7 @@ from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors, after
 from snapexport.contract.rule import (
     BLOCKS,
     FULL,
+    GENAI,
     LEAVE_OUT,
     ONTO_ROWS,
     OUTPUTS,
@@ -19,6 +20,7 @@ from snapexport.contract.rule import (
     Rule,
     flag,
 )
+from snapexport.contract.run_rules import COMPILED, FULL_CACHE, SEVERAL_SLOTS
 from snapexport.methods.method import Method
 
 GRAPH = "extend"
@@ -67,6 +69,7 @@ _WITHOUT = Choice(
     joined="for",
 )
 
+_FOR_GENAI = "build it again with --target onnxruntime --batch 1 --extend"
 _ONE_FORM = "the full cache has one form, and prefill extends it"
 
 EXTEND = Method(
@@ -87,9 +90,19 @@ EXTEND = Method(
     },
     in_blocks=ExtendOptions(extend=True),
     rules=(Rule(flag("extend"), FULL, _ONE_FORM, LEAVE_OUT),),
-    run_rules=tuple(
-        Rule(choice, _WITHOUT, "it has no extend.onnx", "build it again with --extend")
-        for choice in (BLOCKS, PARKED, OUTPUTS, ONTO_ROWS)
+    run_rules=(
+        Rule(
+            GENAI,
+            FULL_CACHE,
+            "its prompts go block by block onto a cache that does not grow",
+            "build it again with --policy snapstream --batch 1 --extend",
+        ),
+        Rule(GENAI, COMPILED, "its graph runs in ONNX Runtime", _FOR_GENAI),
+        Rule(GENAI, SEVERAL_SLOTS, "its graph has one sequence", _FOR_GENAI),
+        *(
+            Rule(choice, _WITHOUT, "it has no extend.onnx", "build it again with --extend")
+            for choice in (BLOCKS, PARKED, OUTPUTS, ONTO_ROWS, GENAI)
+        ),
     ),
     kinds=(
         GraphKind(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from snapexport.contract import names
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors, after
-from snapexport.contract.rule import LATENT, LEAVE_OUT, WIDTHS, Rule, value
+from snapexport.contract.rule import LATENT, LEAVE_OUT, WIDTHS, Rule, not_in_genai, value
 from snapexport.contract.targets import Target
 from snapexport.files.dtypes import DType
 from snapexport.methods.method import Method
@@ -67,6 +67,7 @@ INT8_CACHE = Method(
     is_on=lambda geometry, options: options.cache_dtype == DTYPE,
     stores=DTYPE,
     rules=_RULES,
+    run_rules=(not_in_genai(_CHOICE),),
     resolve=resolve,
     tensors=tensors,
 )

@@ -8,7 +8,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import GraphOptions, MethodOptions, option
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors, after
-from snapexport.contract.rule import IRREGULAR, LEAVE_OUT, RANKS, Rule, flag
+from snapexport.contract.rule import IRREGULAR, LEAVE_OUT, RANKS, Rule, flag, not_in_genai
 from snapexport.methods.method import Method
 
 GRAPH, PREFILL_GRAPH = "mtp", "mtp-prefill"
@@ -92,6 +92,7 @@ MTP = Method(
     is_on=_is_on,
     options=MtpOptions,
     rules=(Rule(_CHOICE, IRREGULAR, "", LEAVE_OUT), Rule(_CHOICE, RANKS, "")),
+    run_rules=(not_in_genai(_CHOICE),),
     further_layers=lambda options: int(options.of(MtpOptions).mtp),
     tensors=tensors,
     kinds=(

@@ -6,7 +6,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kind import GraphKind
 from snapexport.contract.graph_options import MethodOptions, option
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
-from snapexport.contract.rule import LEAVE_OUT, RANKS, STATEFUL, Choice, Facts, Rule
+from snapexport.contract.rule import LEAVE_OUT, RANKS, STATEFUL, Choice, Facts, Rule, not_in_genai
 from snapexport.errors import UserError, require_at_least
 from snapexport.methods.method import Method
 
@@ -88,6 +88,7 @@ SEVERAL_TOKENS = Method(
         ),
         Rule(CHOICE, RANKS, ""),
     ),
+    run_rules=(not_in_genai(CHOICE),),
     facts=facts,
     report=lambda geometry, options: facts(geometry),
     tensors=tensors,

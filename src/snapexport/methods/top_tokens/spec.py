@@ -7,6 +7,7 @@ from snapexport.contract import names
 from snapexport.contract.graph_options import MethodOptions, option
 from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
 from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.rule import not_in_genai, some
 from snapexport.contract.targets import Target, capabilities
 from snapexport.errors import UserError
 from snapexport.methods.method import Method
@@ -74,6 +75,7 @@ TOP_TOKENS = Method(
     options=TopTokensOptions,
     tensors=tensors,
     likeliest=OUTPUTS,
+    run_rules=(not_in_genai(some("--top-tokens {top_tokens}", "top_tokens", 64)),),
     report=lambda geometry, options: {"top_tokens": options.of(TopTokensOptions).top_tokens},
     words=lambda geometry, options: {
         "sampling": f"from {options.of(TopTokensOptions).top_tokens} top tokens, or from logits "
