@@ -1,12 +1,11 @@
 """Counts the house: code, files, what `LLM` reaches, where methods are named, words, seconds.
 
-    python tools/house.py                     # a table, with the bounds
+    python tools/house.py [--json]            # a table, with the bounds
     python tools/house.py --check             # exit status 1 beyond a bound; `make lint` runs this
     python tools/house.py --before CHECKOUT   # beside another checkout's figures
-    python tools/house.py --json
 
-Reads sources as text and runs none of them. A bound is lowered when its figure falls, and rises
-only by what a new capability brings (`BROUGHT`). That of the docs' words never rises.
+Reads sources as text. A bound is lowered when its figure falls, and rises only by what a new
+capability brings (`BROUGHT`). That of the docs' words never rises.
 """
 
 import argparse
@@ -36,7 +35,7 @@ BROUGHT = {
     "health beside long prompts, tools on any template": (211, 343, 2, 64, 168),
     "refusals in a second, units, wrapping, typing ahead": (655, 1014, 4, 138, 404),
     "products without rounded activations, further models": (145, 244, 0, 18, 280),
-    "scores learned on other texts": (538, 901, 5, 307, 431),
+    "scores learned on other texts": (566, 955, 5, 334, 467),
     "prompts' caches on disk": (582, 960, 7, 802, 777),
     "one graph for onnxruntime-genai": (676, 1095, 10, 39, 1200),
 }

@@ -31,7 +31,7 @@ SUITES = {
 }
 """Words of each suite's own paths: names of folders and files, or parts of them."""
 SERVERS = "test-triton", "test-dynamo", "test-clients"
-"""A path in `serving` belongs to each of these if it has no word of any of them."""
+"""A path in `serving` without a word of any of them belongs to each."""
 CLIENTS = "test-clients"
 """Tries what the runtime gives to all servers: it is the quickest of them."""
 SERVING = ROOT / "src" / "snapexport" / "serving"

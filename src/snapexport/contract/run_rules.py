@@ -19,7 +19,6 @@ from snapexport.contract.rule import (
     Rule,
     fact,
     flag,
-    is_given,
     not_in_genai,
     some,
     value,
