@@ -82,8 +82,11 @@ class MethodSurgery:
     places: Places | None = None
     """Where decode writes, for each shape of layers; None: as the position says."""
 
+    stamped: str | None = "prefill"
+    """The kind of traces that `stamp` is called for; None: all."""
+
     def stamp(self, options: GraphOptions, traced: onnx.ModelProto) -> None:
-        """Write into a trace of prefill what graphs of other caches can be made of too."""
+        """Write into a trace what graphs of other caches can be made of too."""
 
     def before_caches(self, kind: str, recipe: Recipe, size: Size) -> Sequence[Pass]:
         """Passes before those that give a graph of a kind its caches."""

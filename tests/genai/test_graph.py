@@ -9,14 +9,18 @@ import onnx
 import pytest
 import torch
 
+from snapexport.contract.build_directory import Build
 from snapexport.contract.names import past_of
 from snapexport.contract.pieces import Prefill, pieces
 from snapexport.genai.folder import GenaiOptions, write_folder
 from snapexport.genai.graph import REFUSAL
+from tests.builds import build
 from tests.genai.caller import Array, Caller
 from tests.oracle import cases, turns
 from tests.oracle.cases import LOGITS, Case
 from tests.oracle.checkpoints import VOCABULARY
+from tests.oracle.raw import RawBuild
+from tests.parity.test_parity_learned import learned
 
 torch.set_num_threads(1)
 
@@ -119,9 +123,30 @@ def test_long_turns_are_cut_into_blocks_like_prompts(llama: Path) -> None:
     assert_near(caller.append(ids[40:]), by_blocks(case, ids[:40], ids[40:]), "turn of 110 tokens")
 
 
+@pytest.mark.parametrize("voter", ["both", "learned"])
+def test_cached_positions_keep_learned_scores(voter: str, tmp_path: Path) -> None:
+    """Their caches are one more layer of genai's: no question has to be in a block."""
+    sizes: dict[str, Any] = {"L_max": 96, "L_sink": 4, "L_recent": 16, "K": 12, "batch": 1}
+    given = sizes | {"prefill_chunk": 32, "extend": True}
+    scores, ids = learned("llama")[0], random_tokens(150)
+    built = build(
+        cases.checkpoint("llama"), tmp_path / "b", **given, scores=scores, vote_queries=voter
+    )
+    write_folder(GenaiOptions(build=built.directory, out=tmp_path / "genai"))
+    caller = Caller(tmp_path / "genai")
+    caller.append(ids[:40])
+    assert_near(caller.append(ids[40:]), of_graph(built, ids[:40], ids[40:]), voter)
+
+
 def by_blocks(case: Case, *calls: Sequence[int]) -> Array:
     """Logits after calls whose blocks the host cuts."""
-    session, voters = cases.built(case).session("extend"), case.geometry.block_voters(32)
+    return of_graph(Build.open(cases.built(case).directory), *calls)
+
+
+def of_graph(built: Build, *calls: Sequence[int]) -> Array:
+    """The same of any build."""
+    session = RawBuild(built.directory).session("extend")
+    voters = built.manifest.geometry.block_voters(32)
     types = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
     row = {one.name: np.zeros(one.shape, types[one.type]) for one in session.get_inputs()}
     names = [one.name for one in session.get_outputs()]

@@ -232,8 +232,7 @@ def assert_cached(row: dict[str, Array], of: Array) -> None:
     [{}, {"target": "openvino"}, {"tokens_per_step": 3}, {"cache_dtype": "int8"}],
     ids=str,
 )
-def test_row_has_its_prompts_scores(make: Any, options: dict[str, Any]) -> None:
-    """Decode leaves those of sinks and kept positions alone."""
+def test_row_has_the_scores_of_its_prompt_and_answer(make: Any, options: dict[str, Any]) -> None:
     built, prompt = make("llama", extend=True, **options), cases.prompt(80)
     executor, shape = open_executor(built, threads=1), built.manifest.geometry.layers[0]
     executor.prefill_prompt(0, prompt)
@@ -242,14 +241,16 @@ def test_row_has_its_prompts_scores(make: Any, options: dict[str, Any]) -> None:
     def row() -> dict[str, Array]:
         return {one.name: one.host for one in executor.rows.copy_out(0, beside).buffers}
 
-    of, before = scores(learned("llama")[1].layers[0], states_of("llama", prompt)[0]), row()
-    assert_cached(before, of)
+    net, more = learned("llama")[1].layers[0], cases.prompt(12, seed=5)
+    assert_cached(row(), scores(net, states_of("llama", prompt)[0]))
     if "tokens_per_step" not in options:  # whose rows are handed over before they decode
-        for position in range(80, 100):
-            executor.decode(np.array([9]), np.array([position]), np.array([80]))
-        votes, after = before["past_key_values.0.votes"], row()["past_key_values.0.votes"]
-        others = [*range(shape.L_sink), *range(shape.L_sink + shape.ring_slots, shape.cache_slots)]
-        assert np.array_equal(votes[:, :, others], after[:, :, others])
+        for step, token in enumerate(more):
+            executor.decode(np.array([token]), np.array([80 + step]), np.array([80]))
+        places = np.arange(80, 92)
+        slots = shape.L_sink + (places - shape.L_sink) % shape.ring_slots
+        of = scores(net, states_of("llama", (*prompt, *more))[0])
+        found = row()["past_key_values.0.votes"][0, :, slots, 0]
+        np.testing.assert_allclose(found, of[:, places].T, atol=1e-4)
 
 
 def test_scores_are_the_ridge_regression_of_what_a_repetition_attends_to(

@@ -125,8 +125,8 @@ def _measuring(resolved: ResolvedBuild) -> list[Method]:
 
 def _stamp(traces: Traces, methods: Iterable[MethodSurgery], options: GraphOptions) -> None:
     for name, model in traces.models.items():
-        if graph_of(name).kind.name == "prefill":
-            for method in methods:
+        for method in methods:
+            if method.stamped in (None, graph_of(name).kind.name):
                 method.stamp(options, model)
 
 

@@ -31,6 +31,7 @@ from snapexport.graphs.compression import (
     Voting,
     caching_layers,
     choose,
+    column,
 )
 from snapexport.graphs.functions import Function
 from snapexport.graphs.markers import (
@@ -53,7 +54,6 @@ from snapexport.graphs.passes.base import (
     written,
 )
 from snapexport.graphs.passes.cache import cache_like, of_heads
-from snapexport.graphs.passes.storage import cast
 from snapexport.methods.learned.scores import LearnedScores, Network
 from snapexport.methods.learned.spec import BOTH, LearnedOptions, cached_votes, extends
 
@@ -216,29 +216,43 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class PassScores:
-    """Passes the scores of cached positions [B,Hkv,S,1] through decode, which has no use for them.
-
-    They belong to a row: a conversation goes on from its prompt's end, and feeds the answer again.
-    So what the cache slots of a step get does not matter: a channel of the key, written as keys are
-    (a constant fails in TensorRT for RTX 1.7).
-    """
+class ShowScores:
+    """Makes the scores of a step's tokens outputs of decode, for KeepScores. Runs before caches."""
 
     geometry: CacheGeometry
 
     def apply(self, graph: gs.Graph) -> None:
+        for layer, marker in caching_layers(graph, self.geometry):
+            if layer in self.geometry.widest and self.geometry.widest[layer].K:
+                scores = scores_of(graph, marker, self.geometry.slots)
+                scores.name = _shown(layer)
+                graph.outputs.append(scores)
+
+
+_shown = names.numbered("scores.")
+
+
+@dataclass(frozen=True)
+class KeepScores:
+    """Writes them into caches [B,Hkv,S,1], where the tokens' keys are. Runs after caches."""
+
+    geometry: CacheGeometry
+
+    def apply(self, graph: gs.Graph) -> None:
+        shown = {one.name: one for one in graph.outputs}
         writers = dict(markers(graph, CACHE_DOMAIN, CACHE_ATTENTION))
-        for number, shape in self.geometry.shapes.items():
-            if shape.K and number in writers:
-                _, key, *_, slot = writers[number].inputs[:6]
-                channel = gs.Variable(fresh(graph, "channel"), key.dtype, (*key.shape[:3], 1))
-                node(graph, "Slice", [key, *(int64s(graph, n) for n in (0, 1, 3))], [channel])
-                rows = cast(graph, channel, np.float32)
-                past = cache_like(rows, cached_votes(number), shape.cache_slots)
-                present = cache_like(rows, names.present_of(past.name), shape.cache_slots)
-                written(graph, [past], [rows], slot, [present])
-                graph.inputs.append(past)
-                graph.outputs.append(present)
+        for own in self.geometry.slots.caches:
+            if (scores := shown.get(_shown(own.layer))) is None:
+                continue
+            part = scores if own.heads is None else of_heads(graph, scores, own.heads)
+            rows, slots = column(graph, part), self.geometry.shapes[own.cache].cache_slots
+            past = cache_like(rows, cached_votes(own.cache), slots)
+            present = cache_like(rows, names.present_of(past.name), slots)
+            written(graph, [past], [rows], writers[own.cache].inputs[5], [present])
+            graph.inputs.append(past)
+            graph.outputs.append(present)
+        inner = {_shown(own.layer) for own in self.geometry.slots.caches}
+        graph.outputs = [one for one in graph.outputs if one.name not in inner]
 
 
 @dataclass(frozen=True)
@@ -309,6 +323,7 @@ class LearnedSurgery(MethodSurgery):
     """Traces hold the networks."""
 
     voting = LearnedVoting
+    stamped = None
 
     def stamp(self, options: GraphOptions, traced: onnx.ModelProto) -> None:
         if path := options.of(LearnedOptions).scores:
@@ -316,13 +331,15 @@ class LearnedSurgery(MethodSurgery):
 
     def before_caches(self, kind: str, recipe: Recipe, size: Size) -> Sequence[Pass]:
         by, geometry = graph_kinds()[kind], recipe.geometry
-        if by.rows == "batch" or by.extends_rows or geometry.is_single_shot(size.tokens):
+        if by.rows == "batch":
+            return (ShowScores(geometry),) if extends(recipe.options) else ()
+        if by.extends_rows or geometry.is_single_shot(size.tokens):
             return ()
         return (WriteScores(geometry, size.capacity),)
 
     def after_caches(self, kind: str, recipe: Recipe, size: Size) -> Sequence[Pass]:
         is_step = graph_kinds()[kind].rows == "batch" and extends(recipe.options)
-        return (PassScores(recipe.geometry),) if is_step else ()
+        return (KeepScores(recipe.geometry),) if is_step else ()
 
 
 SURGERY = LearnedSurgery()
