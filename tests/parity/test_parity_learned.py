@@ -46,6 +46,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"short_chunks": (8,)},
     {"prefill_budget": 48, "prefill_chunk": 16},
     {"cache_dtype": "int8"},
+    {"prompt_cache_dtype": "fp16"},
     {"vote_queries": "both"},
     {"vote_queries": "both", "target": "openvino"},
     {"vote_queries": "both", "prefill_chunk": 96},
@@ -194,6 +195,15 @@ def test_heads_with_budgets_of_their_own_keep_by_their_own_scores(
                 of = scores(learned(name)[1].layers[own.layer], states[own.layer])[[head]]
                 if voter == "learned":
                     assert_best(row, of[:, shape.L_sink : 96 - shape.L_recent], shape)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_scores_are_learned_of_rounded_weights(make: Any, weights: str) -> None:
+    """Products of integers project too: a build learns of them, and keeps by it."""
+    built = make("llama", weights=weights, baseline=True)
+    found, _ = learn(Texts(built, [cases.prompt(70)]))
+    assert [len(network) for network in found.layers.values()] == [1, 1]
+    assert [one.shape for one in kept_of(built, cases.prompt(96))] == [(2, K)] * 2
 
 
 @pytest.mark.parametrize("options", [{}, {"heads": True}, {"vote_queries": "both"}], ids=str)

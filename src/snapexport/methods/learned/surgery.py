@@ -36,6 +36,7 @@ from snapexport.graphs.compression import (
 from snapexport.graphs.functions import Function
 from snapexport.graphs.markers import (
     ATTENTION,
+    BLOCK_MATMUL,
     CACHE_ATTENTION,
     CACHE_DOMAIN,
     LATENT_ATTENTION,
@@ -115,7 +116,7 @@ def projection_input(marker: gs.Node) -> gs.Tensor:
     waiting = [marker.inputs[1 if marker.attrs["latent"] else 2]]
     while waiting:
         for made_by in waiting.pop().inputs:
-            given = [one for one in made_by.inputs if not _is_constant(one)]
+            given = [one for one in made_by.inputs if one.name and not _is_constant(one)]
             if made_by.op in _PRODUCTS and len(given) == 1:
                 found[id(given[0])] = given[0]
             else:
@@ -129,7 +130,7 @@ def projection_input(marker: gs.Node) -> gs.Tensor:
     return next(iter(found.values()))
 
 
-_PRODUCTS = "MatMul", "Gemm"
+_PRODUCTS = "MatMul", "Gemm", BLOCK_MATMUL
 
 
 def _is_constant(tensor: gs.Tensor) -> bool:
