@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 
 import onnx
@@ -103,6 +104,8 @@ def _measure(
     manifest_of(first, graphs, {}, kept, placed, directory).write(directory)
     build, parts = Build.open(directory), [method.part("measure") for method in methods]
     texts = next(filter(None, (part.texts(build, options) for part in parts)))
+    ends = (f"measuring texts: {n} of {len(texts.prompts)}" for n in count(1))
+    texts.on_prompt = lambda: progress.stage(next(ends))
     for method, part in zip(methods, parts, strict=True):
         part.require(build)
         content, _, words = part.calibrate(texts, {})
