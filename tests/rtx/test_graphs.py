@@ -21,7 +21,7 @@ from snapexport.methods.calibrated.measure import measure_mean_queries
 from snapexport.methods.learned.scores import LearnedScores, Linear
 from tests.builds import build
 from tests.graphs import layered
-from tests.oracle import cases, checkpoints
+from tests.oracle import cases, checkpoints, wholes
 from tests.rtx import conftest
 from tests.rtx.library import ask
 
@@ -97,7 +97,9 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama, streaming": ("llama", {}, STREAMING),
     "llama, heads of 64": ("llama", {"head_dim": 64}, {}),
     "llama, heads of 256": ("llama", {"head_dim": 256}, {}),
+    "llama, heads of 12": ("llama", {"head_dim": 12}, {}),
     "llama, heads of 20": ("llama", {"head_dim": 20}, {"baseline": True}),
+    "llama, heads of 36": ("llama", {"head_dim": 36}, {}),
     "mistral, snapkv": ("mistral", {}, {"policy": "snapkv", "pool_kernel": 7}),
     "qwen2, sage": ("qwen2", {}, SAGE),
     "qwen3, SnapStream's own votes": ("qwen3", {}, {"softmax": "candidates", "vote": "sum"}),
@@ -140,6 +142,7 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 FAMILIES = (
     *("afmoe", "apertus", "cohere2_moe", "gemma4_text.heads", "glm4", "gpt2", "granite_swa"),
     *("mimo_v2_flash", "minicpm3", "nanochat", "opt", "smollm3"),
+    *("gpt2.scaled", "hunyuan_v1_dense.alpha", "qwen3_5_text.narrow"),
 )
 BUILDS |= {f"{name} in its usual form": (name, {}, {}) for name in FAMILIES}
 
@@ -192,6 +195,15 @@ def test_the_real_builder_accepts_every_graph(name: str, tmp_path: Path) -> None
     chosen = options if options in WHOLE or "vote_queries" in options else SMALL | options
     made = build(model, tmp_path / "b", target="tensorrt-rtx", **chosen)
     accepted_graphs(made, softcapped=architecture == "gemma2")
+
+
+@pytest.mark.parametrize("kind", ["idefics3", "smolvlm"])
+def test_the_real_builder_accepts_the_text_part_of_a_vision_language_model(
+    kind: str, tmp_path: Path
+) -> None:
+    wholes.make(kind, tmp_path / "m")
+    made = build(tmp_path / "m", tmp_path / "b", target="tensorrt-rtx", **SMALL)
+    accepted_graphs(made, softcapped=False)
 
 
 @pytest.mark.parametrize("name", ["llama", "glm4", "smollm3"])
