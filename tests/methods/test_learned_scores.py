@@ -100,6 +100,13 @@ def test_scores_of_another_form_or_model_are_refused(
     assert error.value.hint and not (tmp_path / "b").exists()
 
 
+def test_another_file_is_refused_as_scores(tmp_path: Path) -> None:
+    (file := tmp_path / "notes.txt").write_text("no scores")
+    with pytest.raises(UserError, match="does not hold learned scores: ") as error:
+        LearnedScores.read(file)
+    assert "calibrate" in error.value.hint
+
+
 def test_one_run_measures_budgets_and_scores(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,8 +60,14 @@ class LearnedScores:
         file = path / IN_FOLDER if path.is_dir() else path
         if not file.exists():
             raise UserError(f"there is no file {file}", _FORM)
+        try:
+            spans = read_header(file)
+        except UserError as error:
+            raise UserError(
+                f"{file} does not hold learned scores: {error.message}", _FORM
+            ) from None
         parts: dict[int, dict[str, dict[str, TensorSpan]]] = {}
-        for name, span in read_header(file).items():
+        for name, span in spans.items():
             found = _NAME.fullmatch(name)
             if not found or span.dtype not in _FLOATS:
                 raise UserError(f"{file} does not hold learned scores: it has {name:.200}", _FORM)
