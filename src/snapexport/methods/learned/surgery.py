@@ -23,6 +23,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kinds import graph_kinds
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.slots import LayerGeometry, Slots
+from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError
 from snapexport.graphs.compression import (
     PromptStates,
@@ -55,6 +56,7 @@ from snapexport.graphs.passes.base import (
     written,
 )
 from snapexport.graphs.passes.cache import cache_like, of_heads
+from snapexport.graphs.passes.storage import cast
 from snapexport.methods.learned.scores import LearnedScores, Network
 from snapexport.methods.learned.spec import BOTH, LearnedOptions, cached_votes, extends
 
@@ -235,7 +237,11 @@ _shown = names.numbered("scores.")
 
 @dataclass(frozen=True)
 class KeepScores:
-    """Writes them into caches [B,Hkv,S,1], where the tokens' keys are. Runs after caches."""
+    """Writes them into caches [B,Hkv,S,1], where the tokens' keys are. Runs after caches.
+
+    Without scores, a channel of the key is written: our runtime goes on from a prompt's end, and
+    feeds an answer again. TensorRT for RTX 1.7 ends while it compiles a decode step with scores.
+    """
 
     geometry: CacheGeometry
 
@@ -243,17 +249,30 @@ class KeepScores:
         shown = {one.name: one for one in graph.outputs}
         writers = dict(markers(graph, CACHE_DOMAIN, CACHE_ATTENTION))
         for own in self.geometry.slots.caches:
-            if (scores := shown.get(_shown(own.layer))) is None:
+            shape = self.geometry.shapes[own.cache]
+            if not shape.K or own.cache not in writers:
                 continue
-            part = scores if own.heads is None else of_heads(graph, scores, own.heads)
-            rows, slots = column(graph, part), self.geometry.shapes[own.cache].cache_slots
-            past = cache_like(rows, cached_votes(own.cache), slots)
-            present = cache_like(rows, names.present_of(past.name), slots)
-            written(graph, [past], [rows], writers[own.cache].inputs[5], [present])
+            _, key, *_, slot = writers[own.cache].inputs[:6]
+            scores = shown.get(_shown(own.layer))
+            if scores is None:
+                rows = _channel(graph, key)
+            else:
+                part = scores if own.heads is None else of_heads(graph, scores, own.heads)
+                rows = column(graph, part)
+            past = cache_like(rows, cached_votes(own.cache), shape.cache_slots)
+            present = cache_like(rows, names.present_of(past.name), shape.cache_slots)
+            written(graph, [past], [rows], slot, [present])
             graph.inputs.append(past)
             graph.outputs.append(present)
         inner = {_shown(own.layer) for own in self.geometry.slots.caches}
         graph.outputs = [one for one in graph.outputs if one.name not in inner]
+
+
+def _channel(graph: gs.Graph, key: gs.Tensor) -> gs.Variable:
+    """The first channel of a key [B,Hkv,C,D], float32 [B,Hkv,C,1]."""
+    channel = gs.Variable(fresh(graph, "channel"), key.dtype, (*key.shape[:3], 1))
+    node(graph, "Slice", [key, *(int64s(graph, n) for n in (0, 1, 3))], [channel])
+    return cast(graph, channel, np.float32)
 
 
 @dataclass(frozen=True)
@@ -333,7 +352,8 @@ class LearnedSurgery(MethodSurgery):
     def before_caches(self, kind: str, recipe: Recipe, size: Size) -> Sequence[Pass]:
         by, geometry = graph_kinds()[kind], recipe.geometry
         if by.rows == "batch":
-            return (ShowScores(geometry),) if extends(recipe.options) else ()
+            shows = extends(recipe.options) and not capabilities(recipe.target).runs_on_gpu
+            return (ShowScores(geometry),) if shows else ()
         if by.extends_rows or geometry.is_single_shot(size.tokens):
             return ()
         return (WriteScores(geometry, size.capacity),)
