@@ -5,10 +5,15 @@ the default run.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from snapexport.builder.options import BuildOptions
+from snapexport.builder.progress import Silent
+from snapexport.builder.resolved import resolve
+from snapexport.builder.selfcheck import verify
 from tests.architectures.listed import HELD
 from tests.oracle import cases
 from tests.oracle.cases import Case
@@ -44,3 +49,11 @@ def test_family_agrees_with_transformers(
     baseline = cases.built(case, "baseline-")
     of_full = assert_agrees_with_plain(baseline, name, (1, 65), f"{name} full cache")
     _noted(record_property, name, max(of_kept, of_full))
+
+
+@pytest.mark.architectures
+@pytest.mark.parametrize("name", (*FAMILIES, *HELD.values(), *HYBRIDS))
+def test_its_build_compares_itself(name: str, tmp_path: Path) -> None:
+    asked = {"model": str(cases.checkpoint(name)), "out": tmp_path / "build", "L_max": 160}
+    verified = verify(resolve(BuildOptions.of(**asked, target="portable")), Silent())
+    assert 0 < verified.largest_difference < 1e-3

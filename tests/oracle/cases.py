@@ -179,7 +179,7 @@ def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:
     else:
         options["head_budget"] = None
     options["decode_batches"] = case.decode_batches or (case.batch,)  # fewer graphs: faster
-    build(model_dir, out, **options)
+    build(model_dir, out, compares=False, **options)
 
 
 @cache
