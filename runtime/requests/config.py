@@ -24,7 +24,7 @@ from snapexport.runtime.prompt_store.keeper import PromptKeeper
 from snapexport.runtime.prompt_store.store import ChunkStore
 from snapexport.runtime.requests.parked_rows import DEFAULT_BYTES, ParkedRows, RowFiles
 
-_PARKING = "parked_rows", "parked_dir"
+_FOLDERS = "parked_rows", "parked_dir", "parked_dir_bytes", "prompt_cache", "prompt_cache_size"
 PROMPT_CACHE_BYTES = 20 << 30
 _LIBRARIES = {"onnxruntime-cuda": "onnxruntime", "tensorrt": ""}
 """The module of a backend's library, where it is not named like the backend; "": the manifest's
@@ -70,19 +70,20 @@ class LLMConfig:
     prefill: Literal["chunks", "blocks"] = "chunks"
     parked_rows: int = 0
     parked_dir: Path | str | None = None
-    parked_dir_bytes: int = DEFAULT_BYTES
+    parked_dir_bytes: int | None = None
     role: Role = "both"
     speculates: bool = True
     compress_every: int = 0
     device: Device | None = None
     precision: Precision | None = None
     prompt_cache: Path | None = None
-    prompt_cache_size: int = PROMPT_CACHE_BYTES
+    prompt_cache_size: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("parked_rows", "compress_every", "parked_dir_bytes", "prompt_cache_size"):
-            _require_count(name, getattr(self, name))
-        require_compatible({name: getattr(self, name) for name in _PARKING})
+            if getattr(self, name) is not None:
+                _require_count(name, getattr(self, name))
+        require_compatible({name: getattr(self, name) for name in _FOLDERS})
 
     @property
     def extends_rows(self) -> bool:
@@ -113,7 +114,7 @@ class LLMConfig:
             Path(self.parked_dir),
             digest_of(build.manifest),
             row_states(build.manifest),
-            self.parked_dir_bytes,
+            DEFAULT_BYTES if self.parked_dir_bytes is None else self.parked_dir_bytes,
         )
         return ParkedRows(self.parked_rows, files or None)
 
@@ -122,7 +123,8 @@ class LLMConfig:
         if self.prompt_cache is None:
             return None
         assert executor.prompt_cache, "a build without one is refused"
-        folder = KeyedFolder(Path(self.prompt_cache), self.prompt_cache_size)
+        size = PROMPT_CACHE_BYTES if self.prompt_cache_size is None else self.prompt_cache_size
+        folder = KeyedFolder(Path(self.prompt_cache), size)
         store = ChunkStore(folder, self._computed_by(build))
         return PromptKeeper(executor.prompt_cache, executor.limits.prefill, store)
 

@@ -267,8 +267,7 @@ class _Text:
 
     def end(self, question: str, answer: Answer, use: CacheUse, seconds: float) -> None:
         self._printer.end()
-        times = [f"{answer.cached_tokens:,} of them read before", *answer.times()[1:]]
-        parts = [str(use), answer.times()[0], *times] if ERR.is_terminal else [str(use)]
+        parts = [str(use), *answer.times()] if ERR.is_terminal else [str(use)]
         say(", ".join(parts), "dim")
 
     def error(self, question: str, error: UserError) -> None:
@@ -286,7 +285,7 @@ class _Json:
 
     def end(self, question: str, answer: Answer, use: CacheUse, seconds: float) -> None:
         report = {"question": question, "answer": answer.text, "seconds": round(seconds, 4)}
-        kept = answer.report() | {"cached_tokens": answer.cached_tokens} | use.report()
+        kept = answer.report() | use.report()
         print(json.dumps(report | {n: v for n, v in kept.items() if n != "text"}), flush=True)
 
     def error(self, question: str, error: UserError) -> None:

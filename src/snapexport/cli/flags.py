@@ -33,7 +33,7 @@ BACKEND = {
 PROMPT_CACHE = {
     "prompt_cache": "folder that keeps prompts' caches: a prompt that begins like one of them, "
     "also after a restart, prefills only its end",
-    "prompt_cache_size": "most bytes in that folder",
+    "prompt_cache_size": "most bytes in that folder (default: 20GiB)",
 }
 """The same."""
 

@@ -221,6 +221,7 @@ class Answer:
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "time_to_first_token_s": waited,
             "decode_tokens_per_s": self._speed(),
             "drafted_tokens": self.drafted,
@@ -241,6 +242,8 @@ class Answer:
     def times(self) -> list[str]:
         """For people: the prompt's tokens, then times and speed."""
         times = [f"{self.prompt_tokens:,} prompt tokens"]
+        if self.cached_tokens:
+            times.append(f"{self.cached_tokens:,} of them read before")
         if self.first is not None:
             times.append(f"first token after {self.first - self.started:.2f} s")
         if speed := self._speed():

@@ -62,6 +62,13 @@ def flag(field: str, example: object = True) -> Choice:
     return Choice(text, {field: example}, lambda f: is_given(f.get(field)))
 
 
+def not_given(field: str) -> Choice:
+    """A flag that could have been given."""
+    return Choice(
+        flag_of(field), {field: None}, lambda f: f.get(field, True) is None, joined="without"
+    )
+
+
 def fact(text: str, field: str, value: object = True, joined: str = "with") -> Choice:
     """A fact with that value, in words."""
     return Choice(text, {field: value}, lambda f: f.get(field) == value, joined)

@@ -19,6 +19,7 @@ from snapexport.contract.rule import (
     Rule,
     fact,
     flag,
+    not_given,
     not_in_genai,
     some,
     value,
@@ -131,6 +132,8 @@ OF_ONE_CHUNK = fact("a build whose prefill chunk is L_max", "single_shot", joine
 DECODE_ROLE = value("role", "decode")
 THREADS, PREPACK = flag("threads", 2), fact("a prepacked copy of the weights", "prepack")
 PARKED_DIR = flag("parked_dir", "DIR")
+SIZES = {"parked_dir_bytes": "parked_dir", "prompt_cache_size": "prompt_cache"}
+"""Flags of a folder's size, and the folder's."""
 NOTHING_PARKED = fact("--parked-rows", "parked_rows", value=0, joined="without")
 SYSTEM, NO_CHAT = flag("system"), fact("--no-chat", "chat", value=False)
 NO_TEMPLATE = fact("a build without a chat template", "has_template", value=False)
@@ -264,6 +267,10 @@ RUN_RULES: tuple[Rule, ...] = (
     Rule(THREADS, TRITON_GPU, "it is for the CPU", "leave it out, or use --device cpu"),
     Rule(
         PARKED_DIR, NOTHING_PARKED, "it holds copies of parked rows", "add --parked-rows 1 or more"
+    ),
+    *(
+        Rule(flag(size, 1 << 30), not_given(folder), "it is the folder's size", LEAVE_OUT)
+        for size, folder in SIZES.items()
     ),
     *(
         Rule(SYSTEM, other, "the chat template places it", "write it into the prompt")

@@ -10,8 +10,6 @@ from snapexport.errors import UserError, flag_of, require_fields
 from snapexport.runtime.chat.parsers.table import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.engine.open_executor import BackendName, Device, Precision
-from snapexport.runtime.requests.config import PROMPT_CACHE_BYTES
-from snapexport.runtime.requests.parked_rows import DEFAULT_BYTES
 from snapexport.serving.triton import interface
 
 MOST_PORT = 65535
@@ -76,9 +74,9 @@ class ServeOptions(ModelOptions):
     precision: Precision | None = None
     parked_rows: int = 0
     parked_dir: Path | None = None
-    parked_dir_bytes: int = DEFAULT_BYTES
+    parked_dir_bytes: int | None = None
     prompt_cache: Path | None = None
-    prompt_cache_size: int = PROMPT_CACHE_BYTES
+    prompt_cache_size: int | None = None
     compress_every: int = 0
     speculates: bool = True
     request_seconds: float = 600

@@ -279,6 +279,7 @@ def test_whole_chunks_are_those_that_prompts_have_in_common(
         (CASE, {"role": "decode"}, "it prefills nothing"),
         (CASE, {"prompt_cache_size": -1}, "prompt_cache_size -1"),
         (CASE, {"prompt_cache": "/proc/kept"}, "cannot hold prompt caches"),
+        (CASE, {"prompt_cache": None, "prompt_cache_size": 9}, "without --prompt-cache"),
     ],
     ids=str,
 )

@@ -163,6 +163,7 @@ def test_a_full_disk_loses_a_row_and_says_so(
     [
         ({"parked_dir": "rows"}, "--parked-dir rows is not supported without --parked-rows"),
         ({"parked_rows": 1, "parked_dir": "/proc/rows"}, "cannot hold parked rows"),
+        ({"parked_rows": 1, "parked_dir_bytes": 9}, "without --parked-dir"),
         ({"parked_rows": 1, "parked_dir": "rows", "parked_dir_bytes": -1}, "parked_dir_bytes -1"),
     ],
     ids=str,

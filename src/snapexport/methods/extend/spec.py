@@ -84,7 +84,7 @@ EXTEND = Method(
         "parked_rows": "prompts whose compressed caches are kept for the next turn of a "
         "conversation; for builds made with --extend",
         "parked_dir": "folder where these caches are written too, and found again after a restart",
-        "parked_dir_bytes": "most bytes in that folder",
+        "parked_dir_bytes": "most bytes in that folder (default: 16GiB)",
         "compress_every": "compress an answer whenever it has grown by N tokens; 0: never; for "
         "builds made with --extend",
     },
