@@ -141,7 +141,7 @@ def test_build_without_blocks_is_refused_with_the_flags_that_do(
 REFUSED: tuple[tuple[Mapping[str, object], str], ...] = (
     ({"batch": 8}, "--batch 8"),
     ({"graphs": frozenset({"decode"})}, "without --extend"),
-    ({"compresses": False}, "a full cache"),
+    ({"compresses": False, "single_shot": True}, "filled at once"),
     ({"target": "tensorrt"}, "--target tensorrt"),
     ({"tensor_parallel": 2}, "--tensor-parallel 2"),
     ({"dtype": "bf16"}, "a bf16 build"),

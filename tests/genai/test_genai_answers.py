@@ -69,15 +69,16 @@ CASES: dict[str, dict[str, Any]] = {
     "latents": {"checkpoint": "deepseek-v2"},
     "caches in 16 bits": {"cache_dtype": "fp16"},
     "budgets by head": {"budget": "heads", "head_budget": ((6, 20), (9, 9))},
+    "full cache": {"policy": "full", "extend": False, "L_max": 160},
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_families_answer_as_ours(genai: Open, tmp_path: Path, name: str) -> None:
-    build = cases.build_of(Case(extend=True, batch=1, **CASES[name])).directory
+    build = cases.build_of(Case(batch=1, **{"extend": True, **CASES[name]})).directory
     write_folder(GenaiOptions(build=build, out=tmp_path / "out"))
     opened = genai(tmp_path / "out")
-    llm = LLM(build, prefill="blocks")
+    llm = LLM(build, prefill="chunks" if name == "full cache" else "blocks")
     for length in (60, 90):
         tokens = cases.prompt(length)
         found = opened.answer(tokens, 12)

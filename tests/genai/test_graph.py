@@ -1,5 +1,6 @@
 """The joined graph, called as genai calls it, against transformers' masked full cache."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,26 @@ def test_prompts_agree_with_transformers(name: str, tmp_path: Path) -> None:
     folder = folder_of(case, tmp_path)
     for length in (33, 100, 200):
         assert_turns(case, folder, [length])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_full_cache_agrees_with_transformers(name: str, tmp_path: Path) -> None:
+    """In one call and in turns, from all of the context on, and after a rewind."""
+    case = Case(name, policy="full", L_max=160, batch=1)
+    folder = folder_of(case, tmp_path)
+    context = json.loads((folder / "genai_config.json").read_text())["model"]["context_length"]
+    for calls in ([1], [100], [context], [50, 1, 30, 48], [32, 32]):
+        whole = cases.plain(name, sum(calls), 160 - sum(calls))
+        caller, done = Caller(folder), 0
+        for call in calls:
+            logits = caller.append(whole.prompt[done : done + call])
+            done += call
+        assert_near(logits, whole.prefill_logits, calls)
+        caller.rewind_to(done - done // 3)
+        if done >= 3:
+            assert_near(caller.append(whole.prompt[len(caller.tokens) :]), logits, "after a rewind")
+        for token, wanted in zip(whole.tokens, whole.decode_logits, strict=False):
+            assert_near(caller.append([token]), wanted, calls)
 
 
 VARIANTS = {"policy": "streaming"}, {"budget": "pyramid"}, {"target": "portable"}

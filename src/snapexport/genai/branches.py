@@ -46,7 +46,7 @@ def blocks_branch(
     """
     # Nothing but their own outputs follows from the positions that cache slots hold.
     idle = [names.slot_positions(names.number_of(name)) for name in held]
-    fed = {names.INPUT_IDS, names.POSITION_IDS, names.CHUNK_LENGTH}
+    fed = {names.INPUT_IDS, names.POSITION_IDS, names.CHUNK_LENGTH, names.PAST_LENGTH}
     _require_known(blocks, {*fed, *idle, *held})
     order(blocks.graph.output, _results(held))
     logits, *after = (copy_as(one, _LOOP + one.name) for one in blocks.graph.output)
@@ -71,6 +71,7 @@ def _body(
     graph, head = blocks.graph, Part(_BLOCK)
     taken = names.INPUT_IDS, names.POSITION_IDS, names.CHUNK_LENGTH, "stop", "goes_on"
     head.call(TAKE_BLOCK, [names.INPUT_IDS, PLACE, _BLOCK + "start"], *taken, **cut)
+    head.add("Add", [PLACE, _BLOCK + "start"], names.PAST_LENGTH)
     for value in graph.input:
         if value.name in idle:
             head.fill(value.name, value, -1)

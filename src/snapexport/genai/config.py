@@ -6,7 +6,7 @@ from typing import Any
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import REBUILD
+from snapexport.contract.manifest import REBUILD, Manifest
 from snapexport.files.untrusted import CONFIG_BYTES, read_object
 from snapexport.genai.caches import PARTS, PAST, PRESENT, Caches
 from snapexport.genai.functions import MOST_TOKENS
@@ -22,7 +22,7 @@ TYPE = "decoder"
 def config(build: Build, caches: Caches) -> dict[str, Any]:
     """The content of genai_config.json."""
     model = build.manifest.model
-    context = min(model.max_position_embeddings, MOST_TOKENS)
+    context = min(model.max_position_embeddings, MOST_TOKENS, _positions(build.manifest))
     checkpoint = read_object(build.directory / _CONFIG, CONFIG_BYTES, REBUILD, links=False)
     eos = model.eos_token_id
     return {
@@ -43,6 +43,13 @@ def config(build: Build, caches: Caches) -> dict[str, Any]:
             "past_present_share_buffer": True,
         },
     }
+
+
+def _positions(manifest: Manifest) -> int:
+    """Of a full cache: those of L_max after which a whole block can still be written."""
+    if manifest.geometry.compresses:
+        return MOST_TOKENS
+    return manifest.geometry.L_max - manifest.prefill_chunk + 1
 
 
 def _decoder(build: Build, caches: Caches) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def require_genai(build: Build) -> None:
 
 
 def _join(build: Build, caches: Caches) -> onnx.ModelProto:
-    blocks = next(name for name in build.manifest.graphs if _takes_blocks(name))
+    blocks = next(filter(_takes_blocks, build.manifest.graphs), "prefill")
     decode, of_blocks = (
         onnx.load(build.graph(name), load_external_data=False) for name in ("decode", blocks)
     )
@@ -94,7 +94,7 @@ def _join(build: Build, caches: Caches) -> onnx.ModelProto:
 
 
 def _takes_blocks(name: GraphName) -> bool:
-    """Whether it is the graph that takes a whole block onto a compressed row."""
+    """Whether it takes a whole block onto a compressed row. Onto a full one, prefill does."""
     graph = graph_of(name)
     return graph.kind.extends_rows and not graph.tokens
 

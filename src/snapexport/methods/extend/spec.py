@@ -1,6 +1,6 @@
 """Says what the graph of one more chunk takes, and what it does not go with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from snapexport.contract import names
@@ -20,7 +20,7 @@ from snapexport.contract.rule import (
     Rule,
     flag,
 )
-from snapexport.contract.run_rules import COMPILED, FULL_CACHE, SEVERAL_SLOTS
+from snapexport.contract.run_rules import COMPILED, FULL_CACHE, OF_ONE_CHUNK, SEVERAL_SLOTS
 from snapexport.methods.method import Method
 
 GRAPH = "extend"
@@ -69,6 +69,16 @@ _WITHOUT = Choice(
     joined="for",
 )
 
+_WITHOUT_BOTH = replace(_WITHOUT, holds=lambda f: _WITHOUT.holds(f) and not FULL_CACHE.holds(f))
+"""A full cache has one form, and prefill extends it."""
+
+_AT_ONCE = replace(
+    FULL_CACHE,
+    text="a full cache that is filled at once",
+    example={**FULL_CACHE.example, **OF_ONE_CHUNK.example},
+    holds=lambda f: FULL_CACHE.holds(f) and OF_ONE_CHUNK.holds(f),
+)
+
 _FOR_GENAI = "build it again with --target onnxruntime --batch 1 --extend"
 _ONE_FORM = "the full cache has one form, and prefill extends it"
 
@@ -91,17 +101,18 @@ EXTEND = Method(
     in_blocks=ExtendOptions(extend=True),
     rules=(Rule(flag("extend"), FULL, _ONE_FORM, LEAVE_OUT),),
     run_rules=(
-        Rule(
-            GENAI,
-            FULL_CACHE,
-            "its prompts go block by block onto a cache that does not grow",
-            "build it again with --policy snapstream --batch 1 --extend",
-        ),
         Rule(GENAI, COMPILED, "its graph runs in ONNX Runtime", _FOR_GENAI),
         Rule(GENAI, SEVERAL_SLOTS, "its graph has one sequence", _FOR_GENAI),
         *(
             Rule(choice, _WITHOUT, "it has no extend.onnx", "build it again with --extend")
-            for choice in (BLOCKS, PARKED, OUTPUTS, ONTO_ROWS, GENAI)
+            for choice in (BLOCKS, PARKED, OUTPUTS, ONTO_ROWS)
+        ),
+        Rule(GENAI, _WITHOUT_BOTH, "it has no extend.onnx", _FOR_GENAI),
+        Rule(
+            GENAI,
+            _AT_ONCE,
+            "its prompts go block by block",
+            "build it again with a smaller --prefill-chunk",
         ),
     ),
     kinds=(
