@@ -1,15 +1,18 @@
 """Pseudo tokens and repeated prompts: what neighbours, shared caches and short prompts change."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from snapexport.builder import BuildOptions
 from snapexport.contract.pieces import pieces_of
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import PromptTooLongError
+from tests.measure.eval.test_systems import model
 from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.voting import GREEDY, PLAIN, PSEUDO, REPEAT, build_of, decoded, kept, opened
@@ -88,3 +91,14 @@ def test_prompt_that_leaves_no_room_for_what_votes_is_refused(case: Case) -> Non
     message = f"a prompt has {most + 1} tokens, the build takes {most}"
     with pytest.raises(PromptTooLongError, match=message):
         llm.generate([cases.prompt(most + 1)], GREEDY)
+
+
+@pytest.mark.parametrize(("L_max", "budget", "ring"), [(2048, 516, 128), (32768, 8196, 655)])
+def test_a_repeated_prompt_votes_for_all_but_a_short_ring(
+    L_max: int, budget: int, ring: int
+) -> None:
+    asked = {"L_max": L_max, "kv_budget": budget, "vote_queries": "repeat", "prefill_chunk": 256}
+    facts = model().model_copy(update={"max_position_embeddings": L_max})
+    geometry = BuildOptions.of(model="m", out=Path("o"), **asked).geometry(facts)
+    assert {(one.L_recent, one.cache_slots) for one in geometry.layers} == {(ring, budget)}
+    assert geometry.vote.pool_kernel == 1

@@ -21,6 +21,7 @@ from snapexport.contract.policies import (
     VOTE_FIELDS,
     default_pool_kernel,
     default_ring,
+    short_ring,
     topk_per_layer,
 )
 from snapexport.contract.slots import LayerGeometry, Slots
@@ -284,7 +285,8 @@ class BuildOptions:
         free = budget - L_sink
         if self.L_recent is not None:
             return self.L_recent, free - self.L_recent
-        topk = _or(K, free - default_ring(free))
+        longest = short_ring(self.L_max) if self._voter.short_ring else free
+        topk = _or(K, free - min(default_ring(free), longest))
         return free - topk, topk
 
     def _require_slots(self, budget: int, L_sink: int, K: int | None) -> None:

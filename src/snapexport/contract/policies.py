@@ -45,6 +45,11 @@ def default_ring(free: int) -> int:
     return max(free - free // 2, min(LEAST_RING, 2 * free // 3))
 
 
+def short_ring(L_max: int) -> int:
+    """The longest ring by default, of votes that need no recent past to know what is asked for."""
+    return max(128, L_max // 50)
+
+
 def default_pool_kernel(K: int) -> int:
     """P where none is given: 31, or about two thirds of K where that is less.
 

@@ -20,8 +20,9 @@ class Voter:
     with {W} for the number of tokens. counts: how the votes are counted, where the vote's options
     do not say it. unused: fields of `Vote` that have no effect. default_window: the default of W;
     None: it follows from the chat template. pool: the default of P; None: it follows from
-    K. takes_chunk: W is the prefill chunk. is_in_ring: W may not exceed the ring. votes_on_blocks:
-    a prompt's last tokens vote on each of its blocks.
+    K. short_ring: the ring is 128 cache slots by default, or 2 % of L_max, and at most half of the
+    cache. takes_chunk: W is the prefill chunk. is_in_ring: W may not exceed the ring.
+    votes_on_blocks: a prompt's last tokens vote on each of its blocks.
     follows_prompt: W tokens are fed after the prompt, and need room in the full-length cache.
     decodes: they are decoded.
     """
@@ -33,6 +34,7 @@ class Voter:
     unused: tuple[str, ...] = ()
     default_window: int | None = None
     pool: int | None = None
+    short_ring: bool = False
     takes_chunk: bool = False
     is_in_ring: bool = True
     votes_on_blocks: bool = True
