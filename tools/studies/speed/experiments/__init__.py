@@ -35,6 +35,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "peers_smollm2": peers.PEERS_SMOLLM2,
     "request": request.REQUEST,
     "request_qwen": request.REQUEST_QWEN,
+    "question": request.QUESTION,
+    "question_qwen": request.QUESTION_QWEN,
     "top_tokens": top_tokens.TOP_TOKENS,
     "prepack": prepack.PREPACK,
     "conversation": conversation.CONVERSATION,
