@@ -8,7 +8,7 @@ none comes twice.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +126,7 @@ class _Questions(_Prompts):
         self._tokenizer = open_tokenizer(checkpoint)
         prose = lines_of(read_documents([Path(text)]))
         self._task = tasks_in(prose)["niah_single"]
+        self._samples: dict[tuple[int, int], Sample] = {}
 
     def get(self, length: int, number: int) -> list[int]:
         if number < 0:
@@ -137,9 +138,10 @@ class _Questions(_Prompts):
         text = self._tokenizer.decode(gave)
         return {"found": self._sample(length, number).score(text) == 1, "answer": text}
 
-    @cache
     def _sample(self, length: int, number: int) -> Sample:
-        return self._task.sample(self._tokenizer, number, length)
+        if (length, number) not in self._samples:
+            self._samples[length, number] = self._task.sample(self._tokenizer, number, length)
+        return self._samples[length, number]
 
 
 def _times(took: Row, tokens: int) -> Row:
@@ -150,10 +152,12 @@ def _times(took: Row, tokens: int) -> Row:
         return {prefix + name: six_digits(one) for name, one in found.items()}
 
     of_cpu = times(took["first_cpu"], took["last_cpu"], "cpu_")
-    return times(took["first"], took["last"]) | of_cpu | {"peak_bytes": took["peak_bytes"]}
+    memory = {name: took[name] for name in ("peak_bytes", "pss_bytes")}
+    return times(took["first"], took["last"]) | of_cpu | memory
 
 
-_KINDS = "ttft", "step", "request", "cpu_ttft", "cpu_step", "cpu_request", "peak_bytes"
+_KINDS = "ttft", "step", "request", "cpu_ttft", "cpu_step", "cpu_request"
+_MEMORY = "peak_bytes", "pss_bytes"
 
 
 def summary(sections: Row) -> list[Row]:
@@ -163,7 +167,7 @@ def summary(sections: Row) -> list[Row]:
         found.setdefault((row["system"], row["prompt"]), []).append(row)
     return [
         {"system": system, "prompt": prompt, "rounds": len(rows)}
-        | {kind: min(row[kind] for row in rows) for kind in _KINDS}
+        | {kind: min(row[kind] for row in rows) for kind in (*_KINDS, *_MEMORY)}
         | ({"found": sum(row["found"] for row in rows)} if "found" in rows[0] else {})
         for (system, prompt), rows in found.items()
     ]

@@ -53,7 +53,6 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
         backend = {"backend": "openvino", "precision": "bf16"}
         yield from _variant(scene, name, bits, weights[kind, bits], how, **backend)
 
-
     for (kind, bits), of in weights.items():
         how = scene.kv_budget, IN_BLOCKS, False
         yield from _variant(
