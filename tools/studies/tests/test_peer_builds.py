@@ -22,7 +22,7 @@ def test_an_export_is_measured_and_its_files_are_removed(tmp_path: Path) -> None
     program = SAVE + "(out / 'weights').write_bytes(bytes(1000))"
     took = peer_builds._measured([sys.executable, "-c", program, str(out)], out)
     assert took["disk_bytes"] == 1000 and took["peak_bytes"] > 1 << 20
-    assert 0 < took["cpu"] and 0 < took["seconds"] and not out.exists()
+    assert took["cpu"] > 0 and took["seconds"] > 0 and not out.exists()
 
 
 def test_a_failed_export_says_how_it_ended(tmp_path: Path) -> None:
