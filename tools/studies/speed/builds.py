@@ -5,6 +5,7 @@ Each number of batch slots is traced once; surgery on that trace makes the build
 
 import hashlib
 import os
+import shutil
 import time
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,6 +15,8 @@ import snapexport
 from snapexport.builder import BuildOptions
 from snapexport.builder import run as run_build
 from snapexport.builder.derive import derive
+from snapexport.builder.engines.packing import pack
+from snapexport.builder.progress import Silent
 from snapexport.builder.staging import scratch
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_options import GraphOptions
@@ -26,6 +29,7 @@ from snapexport.methods.top_tokens.spec import TopTokensOptions
 
 PLAIN = GraphOptions()
 IN_INT8 = GraphOptions(cache_dtype="int8", decode_attention="valid")
+IN_BLOCKS = GraphOptions(methods=(ExtendOptions(extend=True),))
 
 _MAKERS = ("build", "contract", "exporter", "graphs")
 """The packages whose code makes a build."""
@@ -70,6 +74,20 @@ class Builds:
             with scratch(out) as directory:  # whole, or not there
                 made = directory / "build"
                 derive(traced, geometry, made, form, link_weights=self._links).directory.rename(out)
+        return self._opened(out)
+
+    def packed(
+        self, L_max: int, kv_budget: int | None, batch: int = 1, form: GraphOptions = PLAIN
+    ) -> Build:
+        """The same with weights that `snapexport engine` rearranged for this processor."""
+        made = self.get(L_max, kv_budget, batch, form)
+        out = made.directory.with_name(made.directory.name + ".packed")
+        if not out.is_dir():
+            with scratch(out) as directory:
+                shutil.copytree(made.directory, directory / "build", copy_function=os.link)
+                build = Build.open(directory / "build")
+                pack(build, build.manifest.graphs, overwrite=False, progress=Silent())
+                build.directory.rename(out)
         return self._opened(out)
 
     def served(self, L_max: int, kv_budget: int, batch: int) -> Build:

@@ -43,7 +43,9 @@ def test_peer_answers_with_the_likeliest_tokens(tiny_build: Build) -> None:
     try:
         assert worker.answer(prompt, 6) == worker.answer(prompt, 6) == list(expected.token_ids)
         took = worker.request(prompt, 6)
-        assert 0 < took["first"] < took["last"] and took["peak_bytes"] > 1 << 20
+        assert took["tokens"] == list(expected.token_ids)
+        assert 0 < took["first"] < took["last"] and 0 < took["first_cpu"] < took["last_cpu"]
+        assert took["peak_bytes"] > 1 << 20 and took["pss_bytes"] > 1 << 20
     finally:
         worker.close()
 

@@ -22,6 +22,7 @@ from tools.studies.speed.peers import (
     genai,
     hugging_face,
     llama_cpp_peer,
+    mobius_peer,
     openvino_peer,
     snapexport_build,
 )
@@ -30,6 +31,7 @@ PLUGINS: tuple[ModuleType, ...] = (
     snapexport_build,
     openvino_peer,
     genai,
+    mobius_peer,
     hugging_face,
     llama_cpp_peer,
 )

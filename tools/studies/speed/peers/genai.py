@@ -1,4 +1,4 @@
-"""onnxruntime-genai, on a model that its own builder makes.
+"""onnxruntime-genai, on a model that its own builder makes, and on a build of snapexport.
 
 `Graph` runs the same decode graph without genai's loop, over caches of random numbers: genai
 itself can only prefill, which takes minutes for long contexts.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from snapexport.contract.manifest import Quantization
     from tools.studies.speed.peers.process import Scene, Variant
 
 PACKAGES = ("onnxruntime-genai", "onnxruntime")
@@ -22,9 +23,19 @@ PACKAGES = ("onnxruntime-genai", "onnxruntime")
 ROOM = 256
 """Positions beyond the longest context."""
 
+_OURS: "dict[str, tuple[int, Quantization | None]]" = {
+    "snapexport fp32 in onnxruntime-genai": (32, None),
+    "snapexport int4 in onnxruntime-genai": (4, "int4"),
+    "snapexport the file's in onnxruntime-genai": (4, "keep"),
+}
+"""Bits of the weights, and how a build has them."""
+
 
 def variants(scene: "Scene") -> Iterator["Variant"]:
-    """The generator behind prompts and the shortest context, its graph behind all contexts."""
+    """The generator behind prompts and the shortest context, its graph behind all contexts.
+
+    A folder of `snapexport genai` is run by the generator alone.
+    """
     from tools.studies.speed.peers.process import Variant
 
     for precision, bits in {"fp32": 32, "int4": 4}.items():
@@ -36,13 +47,38 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
         yield system(name, options=options, contexts=scene.contexts[:1])
         options = common | {"longest": max(scene.contexts), "graph": True}
         yield system(f"{name}, its graph", options=options, contexts=scene.contexts, prompts=False)
+    for name, (bits, weights) in _OURS.items():
+        if bits in scene.bits and scene.wants(name):
+            folder = _written(scene, weights)
+            options = {"folder": str(folder), "threads": scene.threads}
+            options |= {"longest": scene.longest_prompt}
+            contexts = scene.contexts[:1]
+            yield Variant(name, bits, scene.peers_python, __file__, options, contexts)
 
 
-def make(
-    model: str, directory: str, precision: str, longest: int, threads: int, graph: bool
-) -> "Genai | Graph":
-    """The generator, or its graph."""
-    path = built(Path(model), Path(directory), precision, threads)
+def _written(scene: "Scene", weights: "Quantization | None") -> Path:
+    """The folder that `snapexport genai` writes of a build; made where it is missing."""
+    from snapexport.files.copying import copy_file
+    from snapexport.genai.folder import GenaiOptions, write_folder
+    from tools.studies.speed.builds import IN_BLOCKS
+
+    builds = scene.builds(weights, "fp32", "onnxruntime")
+    build = builds.get(max(scene.contexts), scene.kv_budget, form=IN_BLOCKS).directory
+    out = build.with_name(build.name + ".genai")
+    if not out.is_dir():
+        if not (build / "config.json").is_file():  # derived builds have none
+            copy_file(Path(scene.model) / "config.json", build / "config.json")
+        write_folder(GenaiOptions(build=build, out=out))
+    return out.absolute()
+
+
+def make(longest: int, threads: int, graph: bool = False, **of: str) -> "Genai | Graph":
+    """The generator, or its graph, of a folder or of a model that is built."""
+    if "folder" in of:
+        path = Path(of["folder"])
+        _set_threads(path, threads)
+    else:
+        path = built(Path(of["model"]), Path(of["directory"]), of["precision"], threads)
     return Graph(path, longest + ROOM, threads) if graph else Genai(path, longest + ROOM)
 
 
@@ -50,17 +86,26 @@ def built(model: Path, directory: Path, precision: str, threads: int) -> Path:
     """The builder's output, with so many threads; made where it is missing."""
     out = directory / f"genai.{model.name}.{precision}"
     if not (out / "genai_config.json").is_file():
-        options = ["-i", str(model), "-o", str(out), "-p", precision, "-e", "cpu"]
-        command = [sys.executable, "-m", "onnxruntime_genai.models.builder", *options]
-        done = subprocess.run([*command, "-c", str(directory / "cache")], capture_output=True)
+        line = command(str(model), out, precision, directory / "cache")
+        done = subprocess.run(line, capture_output=True)
         if done.returncode:
             raise RuntimeError(done.stderr.decode().strip().splitlines()[-1])
+    _set_threads(out, threads)
+    return out
+
+
+def command(model: str, out: Path, precision: str, cache: Path) -> list[str]:
+    """The builder's command line, for its interpreter."""
+    options = ["-i", model, "-o", str(out), "-p", precision, "-e", "cpu", "-c", str(cache)]
+    return [sys.executable, "-P", "-m", "onnxruntime_genai.models.builder", *options]
+
+
+def _set_threads(out: Path, threads: int) -> None:
     config = json.loads((out / "genai_config.json").read_text())
     session = config["model"]["decoder"]["session_options"]
     session.pop("session.intra_op.allow_spinning", None)
     session["intra_op_num_threads"] = threads
     (out / "genai_config.json").write_text(json.dumps(config, indent=1))
-    return out
 
 
 class Genai:

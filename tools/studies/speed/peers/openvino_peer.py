@@ -72,14 +72,18 @@ def converted(model: Path, directory: Path, weights: str) -> Path:
     out = directory / f"openvino.{model.name}.{weights}"
     unfinished = out.with_name(out.name + ".partial")
     if not out.is_dir():
-        command = [sys.executable, "-P", "-m", "optimum.commands.optimum_cli", "export", "openvino"]
-        command += ["--task", "text-generation-with-past", "--model", str(model)]
-        command += ["--weight-format", weights, *(_INT4 if weights == "int4" else ())]
-        done = subprocess.run([*command, str(unfinished)], capture_output=True)
+        done = subprocess.run(command(str(model), unfinished, weights), capture_output=True)
         if done.returncode:
             raise RuntimeError(done.stderr.decode().strip().splitlines()[-1])
         unfinished.rename(out)
     return out
+
+
+def command(model: str, out: Path, weights: str) -> list[str]:
+    """The converter's command line, for its interpreter."""
+    line = [sys.executable, "-P", "-m", "optimum.commands.optimum_cli", "export", "openvino"]
+    line += ["--task", "text-generation-with-past", "--model", model]
+    return [*line, "--weight-format", weights, *(_INT4 if weights == "int4" else ()), str(out)]
 
 
 class OpenVino:

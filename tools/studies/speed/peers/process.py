@@ -117,12 +117,11 @@ class Worker:
         gave = self._told("answer", {"tokens": list(tokens), "count": count})["gave"]
         return [int(token) for token in gave]
 
-    def request(self, tokens: Sequence[int], count: int) -> dict[str, float]:
-        """Seconds to the first and last of `count` tokens, and peak memory. Raises PeerError."""
-        took: dict[str, float] = self._told("request", {"tokens": list(tokens), "count": count})[
-            "gave"
-        ]
-        return took
+    def request(self, tokens: Sequence[int], count: int) -> dict[str, Any]:
+        """What worker.py tells of a request for `count` tokens. Raises PeerError."""
+        took: dict[str, Any] = self._told("request", {"tokens": list(tokens), "count": count})
+        gave: dict[str, Any] = took["gave"]
+        return gave
 
     def _told(self, do: str, given: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin

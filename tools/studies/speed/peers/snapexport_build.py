@@ -20,10 +20,12 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
     """Each cache with each kind of weights, and SnapStream with OpenVINO.
 
     Prepacked: with a second copy of the weights, as the libraries have that rearrange theirs.
-    Integer weights always are. Caches of a dtype of their own stand beside fp32 alone.
+    Integer weights always are. Packed: that copy is a file, which both graphs map. In blocks: each
+    block of a prompt is compressed as it comes. Caches of a dtype of their own stand beside fp32
+    alone.
     """
     from snapexport.contract.graph_options import GraphOptions
-    from tools.studies.speed.builds import IN_INT8, PLAIN
+    from tools.studies.speed.builds import IN_BLOCKS, IN_INT8, PLAIN
 
     caches = {
         "SnapStream": (scene.kv_budget, PLAIN, False),
@@ -45,9 +47,17 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
         if (not prepack or bits == 32) and (form == PLAIN or dtype == "fp32"):
             yield from _variant(scene, f"snapexport {kind}, {cache}", bits, of, how)
     for kind, bits in ("fp32", 32), ("int8", 8), ("int4", 4):
+        name, how = f"snapexport {kind}, SnapStream, packed", caches["SnapStream"]
+        yield from _variant(scene, name, bits, weights[kind, bits], how, packed=True)
         name, how = f"snapexport {kind}, SnapStream, OpenVINO in bf16", caches["SnapStream"]
         backend = {"backend": "openvino", "precision": "bf16"}
         yield from _variant(scene, name, bits, weights[kind, bits], how, **backend)
+
+    for (kind, bits), of in weights.items():
+        how = scene.kv_budget, IN_BLOCKS, False
+        yield from _variant(
+            scene, f"snapexport {kind}, SnapStream in blocks", bits, of, how, prefill="blocks"
+        )
 
 
 def _variant(
@@ -56,6 +66,7 @@ def _variant(
     bits: int,
     weights: "tuple[Quantization | None, DType]",
     cache: "tuple[int | None, GraphOptions, bool]",
+    packed: bool = False,
     **loaded: str,
 ) -> Iterator["Variant"]:
     """The variant, with its build, if it is wanted. loaded: options of `make`."""
@@ -63,8 +74,9 @@ def _variant(
 
     budget, form, prepack = cache
     if bits in scene.bits and scene.wants(name):
-        builds = scene.builds(*weights, "openvino" if loaded else "onnxruntime")
-        build = builds.get(max(scene.contexts), budget, form=form)
+        builds = scene.builds(*weights, "openvino" if "precision" in loaded else "onnxruntime")
+        get = builds.packed if packed else builds.get
+        build = get(max(scene.contexts), budget, form=form)
         options = {"build": str(build.directory.absolute()), "threads": scene.threads}
         options |= {"prepack": prepack, **loaded}
         yield Variant(name, bits, Path(sys.executable), __file__, options, scene.contexts)
