@@ -186,6 +186,11 @@ def producer(tensor: gs.Tensor) -> gs.Node | None:
     return tensor.inputs[0] if tensor.inputs else None
 
 
+def only_reader(tensor: gs.Tensor) -> gs.Node | None:
+    """The node that reads a tensor, if one does, once."""
+    return tensor.outputs[0] if len(tensor.outputs) == 1 else None
+
+
 def cut(graph: gs.Graph, old: gs.Node) -> tuple[list[gs.Tensor], list[gs.Tensor]]:
     """Remove a node; returns its inputs and outputs, for the nodes that replace it."""
     inputs, outputs = list(old.inputs), list(old.outputs)

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import onnx
 
 from snapexport.contract.targets import Target
+from snapexport.graphs.fusions.packed_attention import PackedAttention
 from snapexport.graphs.fusions.residual_norm import SkipNorm
+from snapexport.graphs.fusions.rotation import OneRotation
 from snapexport.graphs.fusions.silu import Silu
 from snapexport.graphs.passes.base import Pass
 from snapexport.graphs.targets.collectives import Collectives, DistCollectives, add_groups
@@ -73,6 +75,8 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
         Silu(),
         SkipNorm(),
         FewerReshapes(),
+        OneRotation(),
+        PackedAttention(),
     ),
     "tensorrt": _COMPILED,
     "tensorrt-rtx": _COMPILED,

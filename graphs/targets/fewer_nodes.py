@@ -28,6 +28,7 @@ class FewerReshapes:
             if _is_absolute(found):
                 while (before := producer(found.inputs[0])) and before.op == "Reshape":
                     found.inputs[0] = before.inputs[0]
+        graph.cleanup(remove_unused_graph_inputs=False)
 
 
 def _moves_nothing(transpose: gs.Node) -> bool:
