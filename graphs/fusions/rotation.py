@@ -13,7 +13,6 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.passes.base import cut, fresh, int64s, node, only_reader
-from snapexport.graphs.passes.storage import cast
 
 Tables = dict[tuple[object, ...], list[gs.Tensor]]
 
@@ -92,6 +91,6 @@ def _of_heads(
         value: gs.Tensor = table
         if not turns:
             value = gs.Constant(fresh(graph, "still"), np.full((1, 1, 1), still, np.float32))
-            value = cast(graph, value, table.dtype)
+            (value,) = node(graph, "CastLike", [value, table])
         parts += node(graph, "Expand", [value, int64s(graph, batch, heads, half)])
     return node(graph, "Concat", parts, axis=1)[0]

@@ -55,6 +55,15 @@ _PORTABLE: tuple[Pass, ...] = (
     FewerReshapes(),
 )
 
+_FUSIONS: tuple[Pass, ...] = (
+    Silu(),
+    SkipNorm(),
+    FewerReshapes(),
+    OneRotation(),
+    PackedAttention(),
+)
+"""The last two find nothing where `TargetCapabilities.one_product` has not the build's dtype."""
+
 TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
     "portable": _PORTABLE,
     "openvino": (MatMulNBits(openvino=True), BlockGather(), *_PORTABLE),
@@ -72,11 +81,7 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
         MatMulNBits(),
         BlockGather(),
         VotedPrefix(),
-        Silu(),
-        SkipNorm(),
-        FewerReshapes(),
-        OneRotation(),
-        PackedAttention(),
+        *_FUSIONS,
     ),
     "tensorrt": _COMPILED,
     "tensorrt-rtx": _COMPILED,
