@@ -23,6 +23,8 @@ from snapexport.graphs.markers import BLOCK_MATMUL, TRACE_DOMAIN
 FEWEST = 3
 """Products that are worth a Split."""
 Group = tuple["_Product", ...]
+_OF_EACH = ("N", "exact")
+"""Attributes in which products may differ. All are exact if one is."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def _product(trace: Traced, node: ir.Node) -> _Product | None:
     (weight, *others), bias = parts, _bias(trace, node)
     if weight is None or weight.shape is None or any(_is_vector(part) for part in others):
         return None  # an order of columns is each weight's own
-    attributes = [(k, v.value) for k, v in sorted(node.attributes.items()) if k != "N"]
+    attributes = [(k, v.value) for k, v in sorted(node.attributes.items()) if k not in _OF_EACH]
     shapes = [part and (part.dtype, *(part.shape or ())[1:]) for part in parts]
     form = (node.op_type, bias is None, *attributes, *shapes)
     last = (node,) if bias is None else (node, node.outputs[0].uses()[0].node)
@@ -145,7 +147,7 @@ def _join(
         _joined(graph, [product.parts[i] for product in group], sources, joined)
         for i in range(len(first.parts))
     ]
-    nodes = _multiplied(first, parts, sum(product.rows for product in group))
+    nodes = _multiplied(group, parts)
     if first.bias is not None:
         bias = _joined(graph, [product.bias for product in group], sources, joined)
         nodes.append(ir.node("Add", [nodes[-1].outputs[0], bias]))
@@ -169,11 +171,16 @@ def _first_node(graph: ir.Graph, group: Group) -> ir.Node:
     return next(node for node in graph if node in nodes)
 
 
-def _multiplied(first: _Product, parts: list[ir.Value | None], rows: int) -> list[ir.Node]:
+def _multiplied(group: Group, parts: list[ir.Value | None]) -> list[ir.Node]:
+    """The nodes of one product, of joined parts."""
+    first = group[0]
     if first.nodes[0].op_type == "Transpose":
         turned = ir.node("Transpose", parts, first.nodes[0].attributes)
         return [turned, ir.node("MatMul", [first.states, turned.outputs[0]])]
-    attributes = dict(first.nodes[0].attributes) | {"N": ir.AttrInt64("N", rows)}
+    attributes = dict(first.nodes[0].attributes)
+    attributes["N"] = ir.AttrInt64("N", sum(product.rows for product in group))
+    if any("exact" in product.nodes[0].attributes for product in group):
+        attributes["exact"] = ir.AttrInt64("exact", 1)
     return [ir.node(BLOCK_MATMUL, [first.states, *parts], attributes, domain=TRACE_DOMAIN)]
 
 

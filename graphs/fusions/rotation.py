@@ -10,7 +10,9 @@ of v are 1 and 0, which leave it as it is.
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
+from numpy.typing import DTypeLike
 
 from snapexport.graphs.passes.base import cut, fresh, int64s, node, only_reader
 
@@ -88,9 +90,17 @@ def _of_heads(
     batch, _, half = table.shape
     parts = []
     for heads, turns in layout:
-        value: gs.Tensor = table
-        if not turns:
-            value = gs.Constant(fresh(graph, "still"), np.full((1, 1, 1), still, np.float32))
-            (value,) = node(graph, "CastLike", [value, table])
-        parts += node(graph, "Expand", [value, int64s(graph, batch, heads, half)])
+        shape = (batch, heads, half)
+        if turns:
+            parts += node(graph, "Expand", [table, int64s(graph, *shape)])
+        else:
+            value = gs.Constant(fresh(graph, "still"), np.full(shape, still, np.float32))
+            parts += node(graph, "Cast", [value], to=_onnx_type(table.dtype))
     return node(graph, "Concat", parts, axis=1)[0]
+
+
+def _onnx_type(dtype: DTypeLike | int) -> int:
+    """ONNX's number of a type: graphsurgeon has no other name for bf16."""
+    if isinstance(dtype, int):
+        return dtype
+    return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))

@@ -7,8 +7,9 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from snapexport.graphs.fusions.residual_norm import SkipNorm
+from snapexport.graphs.fusions.rotation import OneRotation
 from snapexport.graphs.fusions.silu import Silu
-from snapexport.graphs.passes.base import node
+from snapexport.graphs.passes.base import int64s, node
 from tests.graphs.bodies import rewritten, run
 
 
@@ -69,3 +70,47 @@ def test_silu_becomes_one_operator_with_the_same_bits() -> None:
 def test_other_gates_keep_their_sigmoid(graph: gs.Graph) -> None:
     model = rewritten(graph, Silu())
     assert [node.op_type for node in model.graph.node] == ["Sigmoid", "Mul"]
+
+
+HEADS, WIDTH, BATCH = (4, 2, 2), 8, 3
+
+
+def rotated(tokens: int = 1, *, other_table: bool = False) -> gs.Graph:
+    """x [B,C,64] -> q [B,4,C,8] and k [B,2,C,8], rotated, and v [B,2,C,8]."""
+    x = gs.Variable("x", np.float32, [BATCH, tokens, sum(HEADS) * WIDTH])
+    tables = [gs.Variable(name, np.float32, [BATCH, tokens, WIDTH // 2]) for name in "cst"]
+    graph = gs.Graph(inputs=[x, *tables], opset=24)
+    outs = [
+        gs.Variable(f"{name}.split", np.float32, [BATCH, tokens, heads * WIDTH])
+        for name, heads in zip("qkv", HEADS, strict=True)
+    ]
+    node(graph, "Split", [x, int64s(graph, *(n * WIDTH for n in HEADS))], outs, axis=-1)
+    for name, out, heads in zip("qkv", outs, HEADS, strict=True):
+        states = gs.Variable(f"{name}.heads", np.float32, [BATCH, heads, tokens, WIDTH])
+        node(graph, "Reshape", [out, int64s(graph, *states.shape)], [states])
+        made = gs.Variable(name, np.float32, states.shape)
+        turns = tables[:2] if name == "q" or not other_table else tables[:3:2]
+        if name == "v":
+            node(graph, "Identity", [states], [made])
+        else:
+            node(graph, "RotaryEmbedding", [states, *turns], [made])
+        graph.outputs.append(made)
+    return graph
+
+
+def test_q_and_k_are_rotated_at_once_with_the_same_bits() -> None:
+    fused, plain = rewritten(rotated(), OneRotation()), rewritten(rotated(), Silu())
+    for model, count in ((fused, 1), (plain, 2)):
+        assert [n.op_type for n in model.graph.node].count("RotaryEmbedding") == count
+    rng = np.random.default_rng(0)
+    shapes = {"x": (BATCH, 1, 64), **dict.fromkeys("cst", (BATCH, 1, WIDTH // 2))}
+    feeds = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    found, expected = run(fused, feeds), run(plain, feeds)
+    for name in "qkv":
+        np.testing.assert_array_equal(found[name], expected[name], name)
+
+
+@pytest.mark.parametrize("graph", [rotated(2), rotated(other_table=True)])
+def test_several_tokens_and_other_tables_keep_their_rotations(graph: gs.Graph) -> None:
+    operators = [n.op_type for n in rewritten(graph, OneRotation()).graph.node]
+    assert operators.count("RotaryEmbedding") == 2

@@ -1,10 +1,10 @@
 """Times decode on a GPU against the roofline, and compares the GPU with the CPU: under 10 minutes.
 
 Builds the shape of Llama-3.1-8B from random weights, 32 GB in --work meanwhile, and times steps of
-1 and of 16 requests, each in 4,096 cache slots. The same with and without one product for q, k and
-v, of a quarter of the layers, says what that is worth. Then prompts, steps, turns and experts of
-small models are compared with the CPU's. Prints JSON after each part and writes it to --out, so that
-what was measured is kept. --dry-run does all of it on the CPU at tiny sizes; its times mean nothing.
+1 and of 16 requests, each in 4,096 cache slots. A quarter of its layers, with and without one
+product for q, k and v, says what that is worth. Then prompts, steps, turns and experts of small
+models are compared with the CPU's. Prints JSON after each part, and writes it to --out: what was
+measured is kept. --dry-run does all of it on the CPU at tiny sizes, where times mean nothing.
 
     python -m tools.studies.gpu_decode --work DIRECTORY --out gpu_decode.json
 """
