@@ -16,6 +16,7 @@ from snapexport.contract.manifest import WeightFile
 from snapexport.errors import UserError
 from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.weights.forms import parts
+from snapexport.exporter.weights.joined import Joined, join_files
 from snapexport.exporter.weights.tensor_file import (
     NUMPY_DTYPE,
     Progress,
@@ -28,7 +29,13 @@ from snapexport.exporter.weights.tensor_file import (
 )
 from snapexport.files.copying import clone_file, copy_file
 from snapexport.files.dtypes import BY_FLAG, DTYPES, DType
-from snapexport.files.safetensors import SUFFIX, TensorSpan, header_sha256
+from snapexport.files.safetensors import (
+    SUFFIX,
+    TensorSpan,
+    find_span,
+    header_sha256,
+    read_header,
+)
 from snapexport.files.untrusted import read_text
 from snapexport.files.whole import sha256_of
 
@@ -43,18 +50,33 @@ class PlacedWeights:
     """The placed tensors and their files.
 
     hashes: file -> SHA-256, None if unknown. linked: whether some files are hard links. integers:
-    weights that were written in parts.
+    weights that were written in parts. joined: several weights of one file in the place of one.
     """
 
     tensors: dict[str, TensorSpan] = field(default_factory=dict)
     hashes: dict[Path, str | None] = field(default_factory=dict)
     linked: bool = False
+    joined: dict[str, TensorSpan] = field(default_factory=dict)
     integers: Mapping[str, parts.Weight] = field(default_factory=dict)
 
     def add(self, writer: WeightWriter) -> None:
         """A file that was written."""
         self.tensors[writer.name] = writer.span
         self.hashes[writer.file] = writer.sha256
+
+    def join(self, joined: Joined, directory: Path, progress: Progress) -> None:
+        """Move the weights of each group into one file."""
+        for name, members in joined.items():
+            spans = {one: self.tensors[one] for one in members}
+            file, digest = join_files(name, spans, directory, progress)
+            for span in spans.values():
+                del self.hashes[span.file]
+            found = read_header(file)
+            self.tensors |= found
+            self.hashes[file] = digest
+            span_of_all = find_span(found, name)
+            assert span_of_all is not None, name
+            self.joined[name] = span_of_all
 
     def describe(self, directory: Path) -> list[WeightFile]:
         """The manifest's entries, for a build in `directory`."""
@@ -80,14 +102,16 @@ def place(
     in_fp32: Collection[str] = (),
     in_fp8: Collection[str] = (),
     integers: Mapping[str, parts.Weight] = MappingProxyType({}),
+    joined: Joined = MappingProxyType({}),
     link: bool = False,
     aligned: bool = True,
 ) -> PlacedWeights:
     """Write every `wanted` tensor as `dtype` into `directory`. Raises UserError.
 
     wanted: names of tensors, or of parts of those in `integers`. in_fp32: those that are written as
-    fp32 instead. in_fp8: those that are fp8 and stay so. aligned: data are placed so that a reflink
-    can share them; otherwise weights of equal shapes are at equal offsets.
+    fp32 instead. in_fp8: those that are fp8 and stay so. joined: weights that share a file.
+    aligned: data are placed so that a reflink can share them; otherwise weights of equal shapes are
+    at equal offsets.
     """
     directory.mkdir(parents=True)
     names, placed = set(wanted), PlacedWeights(integers=integers)
@@ -106,6 +130,7 @@ def place(
     for name, weight in sorted(integers.items()):
         for writer in parts.write(name, weight, of_parts, directory, progress):
             placed.add(writer)
+    placed.join(joined, directory, progress)
     return placed
 
 

@@ -9,6 +9,9 @@ from snapexport.contract.names import DOMAIN, present_key
 from snapexport.graphs.functions import EXPERTS, NAMES, Function
 from snapexport.graphs.markers import CACHE_ATTENTION
 
+MICROSOFT = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
+
 
 class Pass(Protocol):
     """A change made to a graph in place."""
@@ -176,6 +179,16 @@ def graph_input(graph: gs.Graph, name: str) -> gs.Variable:
 def graph_output(graph: gs.Graph, name: str) -> gs.Variable:
     """The graph's output of that name."""
     return next(tensor for tensor in graph.outputs if tensor.name == name)
+
+
+def producer(tensor: gs.Tensor) -> gs.Node | None:
+    """The node that makes a tensor; None for inputs and constants."""
+    return tensor.inputs[0] if tensor.inputs else None
+
+
+def only_reader(tensor: gs.Tensor) -> gs.Node | None:
+    """The node that reads a tensor, if one does, once."""
+    return tensor.outputs[0] if len(tensor.outputs) == 1 else None
 
 
 def cut(graph: gs.Graph, old: gs.Node) -> tuple[list[gs.Tensor], list[gs.Tensor]]:

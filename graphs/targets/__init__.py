@@ -8,11 +8,15 @@ from collections.abc import Callable
 import onnx
 
 from snapexport.contract.targets import Target
+from snapexport.graphs.fusions.packed_attention import PackedAttention
+from snapexport.graphs.fusions.residual_norm import SkipNorm
+from snapexport.graphs.fusions.rotation import OneRotation
+from snapexport.graphs.fusions.silu import Silu
 from snapexport.graphs.passes.base import Pass
 from snapexport.graphs.targets.collectives import Collectives, DistCollectives, add_groups
 from snapexport.graphs.targets.composed_linear_attention import ComposedLinearAttention
 from snapexport.graphs.targets.experts import ComposedExperts, MoE
-from snapexport.graphs.targets.fewer_nodes import FewerReshapes, SkipNorm
+from snapexport.graphs.targets.fewer_nodes import FewerReshapes
 from snapexport.graphs.targets.group_query_attention import GroupQueryAttention, ValidSlots
 from snapexport.graphs.targets.inlined import inline_functions
 from snapexport.graphs.targets.latent_attention import LatentAttention
@@ -51,6 +55,15 @@ _PORTABLE: tuple[Pass, ...] = (
     FewerReshapes(),
 )
 
+_FUSIONS: tuple[Pass, ...] = (
+    Silu(),
+    SkipNorm(),
+    FewerReshapes(),
+    OneRotation(),
+    PackedAttention(),
+)
+"""The last two find nothing where `TargetCapabilities.one_product` has not the build's dtype."""
+
 TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
     "portable": _PORTABLE,
     "openvino": (MatMulNBits(openvino=True), BlockGather(), *_PORTABLE),
@@ -68,8 +81,7 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
         MatMulNBits(),
         BlockGather(),
         VotedPrefix(),
-        SkipNorm(),
-        FewerReshapes(),
+        *_FUSIONS,
     ),
     "tensorrt": _COMPILED,
     "tensorrt-rtx": _COMPILED,

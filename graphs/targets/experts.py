@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from snapexport.graphs.functions.experts import Experts, experts
 from snapexport.graphs.markers import BLOCK_EXPERTS, EXPERTS, SWISH, TRACE_DOMAIN
-from snapexport.graphs.passes.base import call, cut, fresh, int64s, node
-from snapexport.graphs.targets.group_query_attention import MICROSOFT
+from snapexport.graphs.passes.base import MICROSOFT, call, cut, fresh, int64s, node
 
 _SMALLEST = 1e-30
 """A weight of zero has a logarithm too."""

@@ -1,22 +1,17 @@
-"""Removes nodes that move no data, and fuses a residual's sum and the following norm.
+"""Removes nodes that move no data.
 
     Transpose that only moves axes of size 1    -> Reshape
     Reshape of a Reshape                        -> one Reshape
 
 A decode step has three transposes and six reshapes in each layer. With one token none of them moves
-data, but each node costs some microseconds, as much as a small product. In ONNX Runtime also:
-
-       sum = Add(x, residual); normalized = RMSNormalization(sum, scale)
-    -> normalized, sum = SkipSimplifiedLayerNormalization(x, residual, scale)
+data, but each node costs some microseconds, as much as a small product.
 """
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
-from snapexport.graphs.passes.base import cut, int64s, node
-from snapexport.graphs.targets.group_query_attention import MICROSOFT
+from snapexport.graphs.passes.base import int64s, producer
 
 
 @dataclass(frozen=True)
@@ -31,8 +26,9 @@ class FewerReshapes:
                 found.inputs.append(int64s(graph, *shape))
         for found in graph.nodes:
             if _is_absolute(found):
-                while (before := _producer(found)) and before.op == "Reshape":
+                while (before := producer(found.inputs[0])) and before.op == "Reshape":
                     found.inputs[0] = before.inputs[0]
+        graph.cleanup(remove_unused_graph_inputs=False)
 
 
 def _moves_nothing(transpose: gs.Node) -> bool:
@@ -53,41 +49,3 @@ def _is_absolute(found: gs.Node) -> bool:
     if found.op != "Reshape" or not isinstance(found.inputs[1], gs.Constant):
         return False
     return 0 not in found.inputs[1].values
-
-
-def _producer(found: gs.Node) -> gs.Node | None:
-    return found.inputs[0].inputs[0] if found.inputs[0].inputs else None
-
-
-@dataclass(frozen=True)
-class SkipNorm:
-    """Applies to fp32 only: in 16 bits the operator may skip the rounding of the sum."""
-
-    def apply(self, graph: gs.Graph) -> None:
-        for norm in [n for n in graph.nodes if n.op == "RMSNormalization"]:
-            added = norm.inputs[0].inputs[0] if norm.inputs[0].inputs else None
-            if added is not None and added.op == "Add" and _is_residual(added, norm):
-                _rewrite(graph, added, norm)
-
-
-def _is_residual(added: gs.Node, norm: gs.Node) -> bool:
-    """Whether the sum is fp32 without broadcast, and the norm is over the last axis."""
-    one, other = added.inputs
-    scale = norm.inputs[1]
-    return (
-        one.dtype == np.float32
-        and one.shape is not None
-        and len(one.shape) == 3
-        and one.shape == other.shape
-        and len(scale.shape) == 1
-        and norm.attrs.get("axis", -1) == -1
-    )
-
-
-def _rewrite(graph: gs.Graph, added: gs.Node, norm: gs.Node) -> None:
-    epsilon = norm.attrs["epsilon"]
-    summands, (total,) = cut(graph, added)
-    (_, scale), (normalized,) = cut(graph, norm)
-    outputs = [normalized, gs.Variable.empty(), gs.Variable.empty(), total]
-    operator = "SkipSimplifiedLayerNormalization"
-    node(graph, operator, [*summands, scale], outputs, domain=MICROSOFT, epsilon=epsilon)

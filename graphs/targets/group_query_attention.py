@@ -6,8 +6,9 @@ of another width than keys, and widths that are not a multiple of 8; standard_at
 them.
 
 It can only append a row after the valid ones, and a ring's new row is often not the last. So for a
-ring TensorScatter writes the new row to its cache slot; GatherND reads the last valid row; and the
-operator appends that row to the rows before it, which overwrites the row with itself.
+ring TensorScatter writes the new row to its cache slot; Gather reads the last valid row; and the
+operator appends that row to the rows before it, which overwrites the row with itself. The rows of a
+cache are numbered over batch slots and heads: a GPU's GatherND starts a second kernel.
 
 The operator works in place if its cache outputs share the buffers of its cache inputs. Only outputs
 of the graph can share buffers: attended.{l}.key|value, which equal present.{l}.key|value. As inner
@@ -22,13 +23,12 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.targets import FUSED_WIDTH
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
-from snapexport.graphs.passes.base import cut, fresh, int64s, node, written
+from snapexport.graphs.passes.base import MICROSOFT, cut, fresh, int64s, node, written
 from snapexport.graphs.passes.cache import cache_like
 from snapexport.graphs.passes.storage import cast
 from snapexport.graphs.targets.sinks import like, take_sink
 
 _INT32 = 6  # onnx.TensorProto.INT32
-MICROSOFT = "com.microsoft"
 _NO_WINDOW = -1
 
 
@@ -147,14 +147,16 @@ class _End:
         batch, kv_heads, slots, _ = cache
         self.lengths = attended_lengths(graph, valid, slots)
         self._graph = graph
-        (last,) = node(graph, "Sub", [valid, int64s(graph, 1)])
-        (column,) = node(graph, "Reshape", [last, int64s(graph, -1, 1, 1, 1)])
-        (self._index,) = node(graph, "Expand", [column, int64s(graph, batch, kv_heads, 1, 1)])
+        heads = np.arange(batch * kv_heads, dtype=np.int64).reshape(batch, kv_heads, 1) * slots
+        firsts = gs.Constant(fresh(graph, "first_rows"), heads - 1)
+        (column,) = node(graph, "Reshape", [valid, int64s(graph, -1, 1, 1)])
+        (self._index,) = node(graph, "Add", [column, firsts])
 
     def last_row(self, cache: gs.Tensor, new: gs.Tensor) -> gs.Variable:
         """The row in a cache's last valid cache slot, in the shape of `new`."""
+        (rows,) = node(self._graph, "Reshape", [cache, int64s(self._graph, -1, new.shape[3])])
         row = gs.Variable(fresh(self._graph, "last_row"), cache.dtype, new.shape)
-        return node(self._graph, "GatherND", [cache, self._index], [row], batch_dims=2)[0]
+        return node(self._graph, "Gather", [rows, self._index], [row], axis=0)[0]
 
 
 def _rewrite_ring(graph: gs.Graph, marker: gs.Node, end: _End) -> None:

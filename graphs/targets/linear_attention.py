@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import CACHE_DOMAIN, LINEAR_ATTENTION
-from snapexport.graphs.passes.base import cut, fresh, int64s, node
-from snapexport.graphs.targets.group_query_attention import MICROSOFT
+from snapexport.graphs.passes.base import MICROSOFT, cut, fresh, int64s, node
 
 
 @dataclass(eq=False)

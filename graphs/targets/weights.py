@@ -33,8 +33,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import BLOCK_GATHER, BLOCK_MATMUL, TRACE_DOMAIN
-from snapexport.graphs.passes.base import cut, fresh, int64s, linear_layers, node
-from snapexport.graphs.targets.group_query_attention import MICROSOFT
+from snapexport.graphs.passes.base import MICROSOFT, cut, fresh, int64s, linear_layers, node
 
 _FEW = range(8, 33)
 """Numbers of rows for which W as first operand is faster on a CPU. Fewer: equal. More: slower."""

@@ -15,7 +15,7 @@ from snapexport.graphs.functions import EXPERTS
 from snapexport.graphs.functions.experts import Experts, experts
 from snapexport.graphs.functions.rings import RING_FILL, RING_SLOT, SNAPSTREAM_GATHER
 from snapexport.graphs.functions.vote import DEFAULTS, QUERY_WINDOW, select_voted, snapkv_select
-from snapexport.graphs.passes.base import called_functions
+from snapexport.graphs.passes.base import Pass, called_functions
 from snapexport.graphs.surgery import IR_VERSION
 from snapexport.methods.calibrated.surgery import calibrated_votes
 from snapexport.methods.extend.surgery import EXTEND_GATHER
@@ -74,6 +74,12 @@ def exported(graph: gs.Graph) -> onnx.ModelProto:
     model.functions.extend(function.proto() for function in functions)
     model.ir_version = IR_VERSION
     return model
+
+
+def rewritten(graph: gs.Graph, change: Pass) -> onnx.ModelProto:
+    """The graph after one pass, as `exported` has it."""
+    change.apply(graph)
+    return exported(graph)
 
 
 def run(model: onnx.ModelProto | Path, feeds: Arrays) -> Arrays:

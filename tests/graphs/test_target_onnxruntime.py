@@ -15,11 +15,11 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.graphs import surgery
 from snapexport.graphs.method import Recipe
-from snapexport.graphs.passes.base import Pass, int64s, node
+from snapexport.graphs.passes.base import int64s, node
 from snapexport.graphs.targets import standard_attention
-from snapexport.graphs.targets.fewer_nodes import FewerReshapes, SkipNorm
+from snapexport.graphs.targets.fewer_nodes import FewerReshapes
 from snapexport.graphs.targets.weights import FusedMatMul
-from tests.graphs.bodies import Arrays, exported, run
+from tests.graphs.bodies import Arrays, rewritten, run
 
 
 @pytest.mark.parametrize("prompt_length", [1, 8, 20, 37, 63, 64])
@@ -95,11 +95,6 @@ def linear(leading: list[int], dtype: type[np.floating[Any]] = np.float32) -> gs
     return gs.Graph(nodes, inputs=[x], outputs=[y], opset=24)
 
 
-def rewritten(graph: gs.Graph, change: Pass) -> onnx.ModelProto:
-    change.apply(graph)
-    return exported(graph)
-
-
 @pytest.mark.parametrize("leading", [[1, 1], [4, 1], [8, 1], [16, 1], [1, 32], [1, 64]])
 def test_fused_matmul_computes_the_linear_layer_in_either_order(leading: list[int]) -> None:
     model = rewritten(linear(leading), FusedMatMul())
@@ -170,35 +165,3 @@ def test_reshape_that_copies_a_size_is_not_merged() -> None:
     last.inputs[1] = int64s(graph, 0, 1, -1, 4)
     operators = [n.op_type for n in rewritten(graph, FewerReshapes()).graph.node]
     assert operators == ["Reshape", "Reshape", "Neg"]
-
-
-def normed_sum(shape: list[int], dtype: type[np.floating[Any]] = np.float32) -> gs.Graph:
-    """x [2,3,8] + residual -> its norm, and 2 * the sum."""
-    x, residual = gs.Variable("x", dtype, [2, 3, 8]), gs.Variable("residual", dtype, shape)
-    total = gs.Variable("total", dtype, [2, 3, 8])
-    outputs = [gs.Variable(name, dtype, [2, 3, 8]) for name in ("normed", "twice")]
-    graph = gs.Graph(inputs=[x, residual], outputs=outputs, opset=24)
-    scale = gs.Constant("scale", np.linspace(0.5, 2, 8).astype(dtype))
-    node(graph, "Add", [x, residual], [total])
-    node(graph, "RMSNormalization", [total, scale], outputs[:1], axis=-1, epsilon=1e-3)
-    node(graph, "Add", [total, total], outputs[1:])
-    return graph
-
-
-def test_sum_and_its_norm_become_one_operator() -> None:
-    model = rewritten(normed_sum([2, 3, 8]), SkipNorm())
-    assert [n.op_type for n in model.graph.node] == ["SkipSimplifiedLayerNormalization", "Add"]
-    x, residual = np.random.default_rng(0).standard_normal((2, 2, 3, 8), np.float32)
-    found = run(model, {"x": x, "residual": residual})
-    total = x + residual
-    rms = np.sqrt((total**2).mean(-1, keepdims=True) + 1e-3)
-    np.testing.assert_allclose(found["normed"], total / rms * np.linspace(0.5, 2, 8), rtol=1e-5)
-    np.testing.assert_allclose(found["twice"], 2 * total)
-
-
-@pytest.mark.parametrize("shape, dtype", [([8], np.float32), ([2, 3, 8], np.float16)])
-def test_broadcast_and_16_bit_sums_keep_their_operators(
-    shape: list[int], dtype: type[np.floating[Any]]
-) -> None:
-    model = rewritten(normed_sum(shape, dtype), SkipNorm())
-    assert [node.op_type for node in model.graph.node] == ["Add", "RMSNormalization", "Add"]

@@ -16,6 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
+from snapexport.builder.options import BuildOptions
 from snapexport.builder.progress import Progress
 from snapexport.builder.ranks import place_ranks, write_ranks
 from snapexport.builder.resolved import ResolvedBuild
@@ -41,10 +42,12 @@ from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.trace import link, with_batch
 from snapexport.exporter.trace.link import Traced
 from snapexport.exporter.trace.marking import Marking
+from snapexport.exporter.trace.one_product import join_products
 from snapexport.exporter.weights import inputs, shapes
 from snapexport.exporter.weights.forms import choice, parts
 from snapexport.exporter.weights.forms.parts import Weight
 from snapexport.exporter.weights.forms.rounding import Inputs
+from snapexport.exporter.weights.joined import separate
 from snapexport.exporter.weights.place import PlacedWeights, place
 from snapexport.files.dtypes import BY_FLAG
 from snapexport.files.tokenizer_file import TOKENIZER
@@ -140,7 +143,9 @@ def trace_model(
     options = resolved.options
     traced = _trace_kinds(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
     checkpoint, traced, integers = _quantize(resolved, traced, progress)
-    read = {tensor for trace in traced.values() for tensor in trace.sources.values()}
+    traced, joined = join_products(traced) if _joins(options) else (traced, {})
+    every = {tensor for trace in traced.values() for tensor in trace.sources.values()}
+    read = separate(every, joined)
     signed = options.holds_integers and capabilities(options.target).signed_integers
     for text in choice.notes(checkpoint.tensors, read, integers, options.dtype, signed=signed):
         progress.note(text)
@@ -155,15 +160,22 @@ def trace_model(
             options.dtype,
             directory / WEIGHTS,
             progress.written,
-            in_fp32=link.tensors_of(ir.DataType.FLOAT, traced.values()),
+            in_fp32=separate(link.tensors_of(ir.DataType.FLOAT, traced.values()), joined),
             in_fp8=link.tensors_of(ir.DataType.FLOAT8E4M3FN, traced.values()),
             integers=integers,
+            joined=joined,
             link=options.link_weights,
         )
     progress.stage("tying the graphs to the weights")
     traces = _link(resolved, traced, placed)
     _stamp(traces, surgeries(_recipe(resolved)), resolved.options.graph)
     return traces, placed
+
+
+def _joins(options: BuildOptions) -> bool:
+    """Whether products of the same states become one. Linked files are the checkpoint's own."""
+    joins = options.dtype in capabilities(options.target).one_product
+    return joins and options.tensor_parallel == 1 and not options.link_weights
 
 
 def _trace_kinds(
@@ -244,7 +256,7 @@ def _link(resolved: ResolvedBuild, traced: dict[str, Traced], placed: PlacedWeig
         batches += smaller if kind.sized_by == "batch" else []
         for batch in batches:
             model = with_batch(found.model, batch) if batch else found.model
-            link.link(model, found.sources, placed.tensors)
+            link.link(model, found.sources, placed.tensors | placed.joined)
             models[name if batch in (0, whole) else f"{name}.{batch}"] = ir.to_proto(model)
     return Traces(models, resolved.prefill_chunk)
 

@@ -13,7 +13,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import PackedGraphs
 from snapexport.contract.manifest import DIGEST, MANIFEST, REBUILD, GraphEntry
 from snapexport.errors import UserError, first_line
-from snapexport.files.safetensors import TensorSpan, read_header
+from snapexport.files.safetensors import TensorSpan, find_span, read_header
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto
@@ -117,7 +117,7 @@ def _require_weight(file: str, tensor: "TensorProto", weights: Weights) -> None:
             "the manifest",
             REBUILD,
         )
-    span = weights[place].get(tensor.name)
+    span = find_span(weights[place], tensor.name)
     given = listed.get("offset", "0"), listed.get("length", "")
     if span is None or given != (str(span.offset), str(span.nbytes)):
         raise UserError(

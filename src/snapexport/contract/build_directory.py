@@ -26,7 +26,7 @@ from snapexport.contract.manifest import (
 )
 from snapexport.errors import UserError
 from snapexport.files.dtypes import BY_SAFETENSORS
-from snapexport.files.safetensors import TensorSpan, header_sha256, read_header
+from snapexport.files.safetensors import TensorSpan, find_span, header_sha256, read_header
 from snapexport.files.untrusted import BY_ITSELF, GRAPH_BYTES, blob_of
 from snapexport.files.whole import sha256_of
 
@@ -173,7 +173,7 @@ class Build:
 
 
 def _span_of(spec: TensorSpec, spans: Mapping[str, TensorSpan]) -> TensorSpan:
-    span = spans.get(spec.name)
+    span = find_span(spans, spec.name)
     found = span and (BY_SAFETENSORS[span.dtype].numpy, list(span.shape))
     if span is None or found != (spec.dtype, spec.shape):
         raise UserError(

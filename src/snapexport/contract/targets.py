@@ -129,6 +129,8 @@ class TargetCapabilities:
     tensor_types: ONNX's names of the types that it computes in; empty: all.
     largest_topk: largest K of a TopK; None: no limit.
     library: compiles the graphs (`snapexport engine`), and only then they run on this target.
+    one_product: dtypes in which a layer's q, k and v are one product. Each kernel costs a GPU some
+    microseconds; a CPU gains nothing by it.
     runs_on_gpu: graphs share GPU memory and compute in 16 bits. Otherwise they run on a CPU, where
     each has its own arena, and 16-bit weights are converted to fp32.
     plugins: our functions may be plugins, which hold no copies of keys and scores.
@@ -157,6 +159,7 @@ class TargetCapabilities:
     tensor_types: tuple[str, ...] = ()
     largest_topk: int | None = None
     library: EngineLibrary | None = None
+    one_product: tuple[DType, ...] = ()
     runs_on_gpu: bool = False
     plugins: bool = False
     weights_per_graph: bool = False
@@ -221,6 +224,7 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         valid_slots=True,
         # In fp32 GroupQueryAttention has no CUDA kernel: it and all caches would be on the CPU.
         cuda_dtypes=("fp16", "bf16"),
+        one_product=("fp16", "bf16"),
         fused_attention=("fp32",),
     ),
     "tensorrt": _COMPILED,

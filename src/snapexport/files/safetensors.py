@@ -5,7 +5,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +19,7 @@ SUFFIX = ".safetensors"
 _METADATA = "__metadata__"
 _PREFIX = struct.Struct("<Q")
 _ALIGNMENT = 64
+_AND = "+"
 _DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"
 
 
@@ -78,6 +79,32 @@ def read_header(file: Path) -> dict[str, TensorSpan]:
         _require_size(file, name, span)
     _require_dense(file, spans, start, size)
     return spans
+
+
+def joined_name(first: str, count: int) -> str:
+    """The name of a tensor and the next ones of its file together: `q_proj.weight+2` are three."""
+    return f"{first}{_AND}{count - 1}"
+
+
+def find_span(spans: Mapping[str, TensorSpan], name: str) -> TensorSpan | None:
+    """The tensor of a name, or the rows of several in the place of one (`joined_name`).
+
+    None: there is no such tensor, or those are not of one type and width.
+    """
+    first, joined, more = name.rpartition(_AND)
+    if name in spans or not joined or not more.isdecimal() or first not in spans:
+        return spans.get(name)
+    of_file = [one for one in spans.values() if one.file == spans[first].file]
+    after = sorted((one for one in of_file if one.offset >= spans[first].offset), key=_offset)
+    some = after[: int(more) + 1]
+    if len(some) <= int(more) or len({(one.dtype, one.shape[1:]) for one in some}) > 1:
+        return None
+    rows, nbytes = sum(one.shape[0] for one in some), sum(one.nbytes for one in some)
+    return replace(some[0], nbytes=nbytes, shape=(rows, *some[0].shape[1:]))
+
+
+def _offset(span: TensorSpan) -> int:
+    return span.offset
 
 
 def read_metadata(file: Path) -> dict[str, str]:

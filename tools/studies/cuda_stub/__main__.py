@@ -2,23 +2,27 @@
 
 Compiles libraries with the names of CUDA's whose functions do nothing, loads onnxruntime-gpu over
 them, and opens a session of each graph. Where nodes are placed, and whether decode can be captured,
-is decided then, by ONNX Runtime itself; decode is also run, to see what a captured step holds.
-Nothing is calculated: no number that comes out means anything.
+is decided then, by ONNX Runtime itself; decode is also run, to count the kernels that a captured
+step launches. Nothing is calculated: no number that comes out of a graph means anything.
 
-Needs gcc and nm, onnxruntime-gpu[cuda] (for CUDA's headers, too), and no driver. Prints JSON.
+Needs gcc, nm, c++filt and onnxruntime-gpu[cuda] (for CUDA's headers, too), and no driver. Prints
+JSON.
 
     python -m tools.studies.cuda_stub BUILD
 """
 
 import argparse
+import ctypes
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +39,12 @@ with needs_extra("gpu"):
     from snapexport.runtime.ort.devices import Cuda
     from snapexport.runtime.ort.session import bind, session_options
 
+RUNTIME = "libcudart.so.13"
 CUDART = Path(__file__).with_name("cudart.c")
 DRIVER = "libcuda.so.1"
 EMPTY = ("libcurand.so.10",)
 """Libraries that have to be there, though nothing of them is called."""
+_COMPUTES = re.compile(r"^cublas.*(gemm|Gemm|LtMatmul$|Matrix)|Transform$|geam")
 ANNOTATIONS = (
     "CUDARTAPI CUDARTAPI_CDECL CUDA_CB __host__ __device__ __global__ __device_builtin__ "
     "__device_builtin_texture_type__ __device_builtin_surface_type__ __cudart_builtin__"
@@ -121,7 +127,7 @@ def functions_of(provider: Path) -> Iterator[tuple[str, str]]:
 
 
 def _compile(folder: Path, name: str, functions: list[str], include: list[Path]) -> None:
-    by_hand = CUDART if name.startswith("libcudart") else None
+    by_hand = CUDART if name == RUNTIME else None
     rest, versions = folder / f"{name}.c", folder / f"{name}.map"
     rest.write_text(source(functions, by_hand))
     versions.write_text(f"{name} {{ global: *; }};\n")
@@ -142,13 +148,17 @@ def source(functions: list[str], by_hand: Path | None) -> str:
 
 def _function(name: str) -> str:
     """All went well. What creates something gives a handle that is not null."""
+    if _COMPUTES.search(name):
+        noted = f'stub_launched("{name}"); return 0;'
+        return f"void stub_launched(const char *); long {name}() {{ {noted} }}\n"
     if name.endswith(("Create", "Create_v2")):
         return f"long {name}(void **it) {{ *it = (void *)16; return 0; }}\n"
     return f"long {name}() {{ return 0; }}\n"
 
 
 def looked_at(build: Build, name: str) -> dict[str, Any]:
-    """Nodes by operator that the CPU runs; for decode, whether a step can be one launch."""
+    """Nodes by operator that the CPU runs. Of decode, whether a step can be one launch, and its
+    kernels by name."""
     import onnxruntime as ort
 
     ort.set_default_logger_severity(4)
@@ -165,7 +175,8 @@ def looked_at(build: Build, name: str) -> dict[str, Any]:
     if decodes:
         report["capture"] = refusal or "accepted"
     if decodes and refusal is None:
-        _run(build, name, session)
+        report["kernels"] = launched = _run(build, name, session)
+        report["launches"] = launched.total()
     return report
 
 
@@ -184,13 +195,27 @@ def _session(path: Path, captures: bool) -> Any:
     )
 
 
-def _run(build: Build, name: str, session: Any) -> None:
-    """Twice: what is captured, and its launch, are told on standard error."""
+def _run(build: Build, name: str, session: Any) -> Counter[str]:
+    """Twice, since the first run only warms up. Return what the captured graph launches."""
     entry = build.manifest.graphs[name]
     run = bind(session, entry, "cuda", buffers := allocate(_StubMemory(), entry, {}))
     for _ in range(2):
         run()
     del buffers  # ONNX Runtime holds their addresses alone
+    told = ctypes.CDLL(RUNTIME).stub_work
+    told.restype = ctypes.c_char_p
+    mangled = "\n".join(one.decode() for one in iter(map(told, count()).__next__, None))
+    plain = subprocess.run(["c++filt"], input=mangled, check=True, capture_output=True, text=True)
+    return Counter(map(short, plain.stdout.splitlines()))
+
+
+def short(function: str) -> str:
+    """A C++ function's name without its namespaces, types and arguments."""
+    depth, kept = 0, ""
+    for letter in function.replace("(anonymous namespace)", "").partition("(")[0]:
+        depth += (letter == "<") - (letter == ">")
+        kept += letter if not depth and letter != ">" else ""
+    return kept.split()[-1].rpartition("::")[2]
 
 
 class _StubMemory(HostMemory):

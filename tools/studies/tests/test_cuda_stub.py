@@ -25,3 +25,21 @@ def test_cuda_stub_defines_each_function_once() -> None:
         "long cublasCreate_v2(void **it) { *it = (void *)16; return 0; }",
         "int _;",
     ]
+
+
+def test_cuda_stub_notes_calls_of_products() -> None:
+    """cuBLAS launches kernels of its own: each product counts as one."""
+    text = stub.source(["cublasGemmEx", "cublasSetStream_v2"], None)
+    assert 'stub_launched("cublasGemmEx")' in text and text.count("stub_launched(") == 2
+
+
+@pytest.mark.parametrize(
+    "function, name",
+    [
+        ("void ort::_Unary<float, ort::OP_Cast<float, int> >(float const*, int)", "_Unary"),
+        ("ort::(anonymous namespace)::Scale(long, long)", "Scale"),
+        ("cublasGemmEx", "cublasGemmEx"),
+    ],
+)
+def test_kernels_are_named_without_types(function: str, name: str) -> None:
+    assert stub.short(function) == name
