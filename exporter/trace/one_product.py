@@ -109,8 +109,13 @@ def _product(trace: Traced, node: ir.Node) -> _Product | None:
     attributes = [(k, v.value) for k, v in sorted(node.attributes.items()) if k not in _OF_EACH]
     shapes = [part and (part.dtype, *(part.shape or ())[1:]) for part in parts]
     form = (node.op_type, bias is None, *attributes, *shapes)
-    last = (node,) if bias is None else (node, node.outputs[0].uses()[0].node)
-    return _Product((*before, *last), states, tuple(parts), bias, int(weight.shape[0]), form)
+    last = (node,) if bias is None else (node, node.outputs[0].consumers()[0])
+    return _Product((*before, *last), states, tuple(parts), bias, _rows(weight), form)
+
+
+def _rows(value: ir.Value) -> int:
+    """The first dimension of a weight, which is known."""
+    return 0 if value.shape is None else value.shape.numpy()[0]
 
 
 def _once(value: ir.Value) -> bool:
@@ -130,7 +135,7 @@ def _bias(trace: Traced, node: ir.Node) -> ir.Value | None:
     (out,) = node.outputs
     if not _once(out):
         return None
-    added = out.uses()[0].node
+    added = out.consumers()[0]
     other = added.inputs[1] if added.op_type == "Add" and added.inputs[0] is out else None
     return other if other is not None and _is_weight(trace, other) and _is_vector(other) else None
 
@@ -197,7 +202,7 @@ def _joined(
     members = tuple(sources.pop(str(part.name)) for part in present)
     name, shape = joined_name(members[0], len(members)), present[0].shape
     assert shape is not None
-    rows = sum(int(part.shape[0]) for part in present if part.shape)  # type: ignore[arg-type]
+    rows = sum(map(_rows, present))
     made = ir.Value(name=name, type=present[0].type, shape=ir.Shape([rows, *shape[1:]]))
     graph.initializers[name] = made
     for part in present:

@@ -34,7 +34,10 @@ def _part_of_split(states: gs.Tensor) -> gs.Tensor | None:
 
 def _has_just(split: gs.Node, parts: list[gs.Tensor | None]) -> bool:
     """Whether the parts are the Split's outputs in order, of one token each."""
-    return len(split.outputs) == len(parts) and all(
-        one is other and len(one.shape or ()) == 3 and one.shape[1] == 1
-        for one, other in zip(split.outputs, parts, strict=True)
+    outputs = split.outputs
+    return (
+        len(outputs) == len(parts)
+        and all(one is other for one, other in zip(outputs, parts, strict=True))
+        and all(one.shape is not None and [*one.shape[1:2]] == [1] for one in outputs)
+        and all(len(one.shape) == 3 for one in outputs)
     )

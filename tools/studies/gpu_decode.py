@@ -27,6 +27,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import tensor_bytes
 from snapexport.contract.names import is_past
 from snapexport.contract.targets import TARGETS
+from snapexport.files.dtypes import DType
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import PrefillForm
 from snapexport.runtime.engine.open_executor import BackendName, open_executor
@@ -107,7 +108,7 @@ def logits(made: Build, backend: BackendName, form: PrefillForm, steps: int) -> 
     for count in range(steps):
         ids = words.integers(5, 250, 2)
         found = executor.decode(ids, lengths + count, lengths)
-        rows += [found[slot].logits.copy() for slot in slots]
+        rows += [found[int(slot)].logits.copy() for slot in slots]
     executor.close()
     return np.stack(rows)
 
@@ -143,7 +144,7 @@ def measure(device: Device, work: Path) -> Iterator[dict[str, Any]]:
     rate = max(probe.labels["amount"] / probe.timed() for _ in range(ROUNDS))
     yield {"device": device.described(), "bytes_per_second": rate}
     sizes = DRY_SIZES if device.dry else SIZES
-    dtype = "fp16" if device.dry else "bf16"
+    dtype: DType = "fp16" if device.dry else "bf16"
     batch = 4 if device.dry else 16
     options = STEPS | sizes | {"dtype": dtype, "batch": batch, "share_weights": True}
     for name, share, apart in (

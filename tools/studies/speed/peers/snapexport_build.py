@@ -50,7 +50,7 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
         name, how = f"snapexport {kind}, SnapStream, packed", caches["SnapStream"]
         yield from _variant(scene, name, bits, weights[kind, bits], how, packed=True)
         name, how = f"snapexport {kind}, SnapStream, OpenVINO in bf16", caches["SnapStream"]
-        backend = {"backend": "openvino", "precision": "bf16"}
+        backend: dict[str, Any] = {"backend": "openvino", "precision": "bf16"}
         yield from _variant(scene, name, bits, weights[kind, bits], how, **backend)
 
     for (kind, bits), of in weights.items():
@@ -67,7 +67,7 @@ def _variant(
     weights: "tuple[Quantization | None, DType]",
     cache: "tuple[int | None, GraphOptions, bool]",
     packed: bool = False,
-    **loaded: str,
+    **loaded: Any,
 ) -> Iterator["Variant"]:
     """The variant, with its build, if it is wanted. loaded: options of `make`."""
     from tools.studies.speed.peers.process import Variant
