@@ -16,7 +16,7 @@ from snapexport.errors import UserError, first_line
 from snapexport.files.untrusted import GRAPH_BYTES, read_bytes
 from snapexport.runtime.engine.backend import require_promised
 from snapexport.runtime.openvino.attention import CacheOperators
-from snapexport.runtime.openvino.graph_file import (
+from snapexport.runtime.engine.graph_file import (
     MappedWeights,
     WeightSpan,
     read_model,
