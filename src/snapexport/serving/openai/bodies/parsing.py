@@ -9,7 +9,8 @@ import asyncio
 import codecs
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -227,7 +228,7 @@ BODY_SECONDS = 60.0
 """Limits of a body: its size, and the time until it has arrived."""
 
 MOST_BYTES_TOGETHER = 256 << 20
-"""Bytes of all bodies that arrive or are parsed."""
+"""Bytes of all bodies that arrive, or whose prompts are not read yet."""
 
 MOST_VALUES = 1 << 20
 """Values of a body, which may have several prompts of token ids."""
@@ -246,21 +247,34 @@ _DEEPER = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 class BodyReader:
     """Reads the bodies of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_BYTES, together: int = MOST_BYTES_TOGETHER) -> None:
+        """most: bytes of a body. together: of all bodies that are held."""
+        self._most, self._together = most, together
         self._held = 0
         self._turn = asyncio.Lock()
 
-    async def read(self, request: Request, kind: type[Body]) -> Body:
-        """The request's body, whose fields are right. Raises ApiError."""
+    @asynccontextmanager
+    async def held(self, request: Request, kind: type[Body]) -> AsyncIterator[Body]:
+        """The request's body, whose fields are right, counted until the block ends.
+
+        Raises ApiError.
+        """
         raw = bytearray()
+        taken = 0
         try:
-            await self._receive(request, raw)
-            if len(raw) <= SMALL_BYTES:
-                return parse_bounded(kind, bytes(raw))
-            async with self._turn:
-                return await asyncio.to_thread(parse_bounded, kind, bytes(raw))
+            try:
+                await self._receive(request, raw)
+            finally:
+                taken = len(raw)
+            if taken <= SMALL_BYTES:
+                body = parse_bounded(kind, bytes(raw))
+            else:
+                async with self._turn:
+                    body = await asyncio.to_thread(parse_bounded, kind, bytes(raw))
+            raw.clear()
+            yield body
         finally:
-            self._held -= len(raw)
+            self._held -= taken
 
     async def _receive(self, request: Request, raw: bytearray) -> None:
         """Append the whole body to `raw`. Raises ApiError if it is too large or too slow."""
@@ -269,9 +283,9 @@ class BodyReader:
                 async for chunk in request.stream():
                     raw += chunk
                     self._held += len(chunk)
-                    if len(raw) > MOST_BYTES:
-                        raise ApiError(413, f"the body is longer than {MOST_BYTES} bytes", INVALID)
-                    if self._held > MOST_BYTES_TOGETHER:
+                    if len(raw) > self._most:
+                        raise ApiError(413, f"the body is longer than {self._most} bytes", INVALID)
+                    if self._held > self._together:
                         message = "the bodies of other requests take all memory: try again later"
                         raise ApiError(503, message, code="unavailable")
         except TimeoutError:
