@@ -14,11 +14,10 @@ from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.prompts import BYTES_PER_TOKEN, LEAST_BYTES
 from snapexport.serving.memory.build import HELD, BuildMemory
 from snapexport.serving.memory.parts import MemoryBound, Part
+from snapexport.serving.openai.bodies.parsing import MOST_BYTES, MOST_BYTES_TOGETHER
 from snapexport.serving.options import ServeOptions
 
 _MIB = 1 << 20
-MOST_BODY, MOST_BODIES = 32 * _MIB, 256 * _MIB
-"""Limits of a body, and of all bodies at once, where the memory is not bounded."""
 _HELD_BODY = 4
 """Bytes of a body and of its text, at most, for each byte that arrives."""
 _PARSED = 8
@@ -39,8 +38,8 @@ class Queue:
     of all that arrive at once."""
 
     max_pending: int
-    body: int = MOST_BODY
-    bodies: int = MOST_BODIES
+    body: int = MOST_BYTES
+    bodies: int = MOST_BYTES_TOGETHER
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,10 @@ class ServerMemory:
 
     def _smaller(self) -> Iterator[Queue]:
         """Smaller limits: first of bodies, down to the longest prompt's, then of the queue."""
-        least = min(MOST_BODY, 4 * self._text + LEAST_BYTES)
-        bodies = MOST_BODIES
+        least = min(MOST_BYTES, 4 * self._text + LEAST_BYTES)
+        bodies = MOST_BYTES_TOGETHER
         while (bodies := bodies // 2) > 2 * least:
-            yield Queue(self.options.max_pending, max(least, min(MOST_BODY, bodies // 4)), bodies)
+            yield Queue(self.options.max_pending, max(least, min(MOST_BYTES, bodies // 4)), bodies)
         pending = self.options.max_pending
         yield Queue(pending, least, 2 * least)
         while pending:

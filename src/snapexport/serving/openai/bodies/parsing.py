@@ -247,8 +247,8 @@ _DEEPER = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 class BodyReader:
     """Reads the bodies of one server."""
 
-    def __init__(self, most: int = MOST_BYTES, together: int = MOST_BYTES_TOGETHER) -> None:
-        """most: bytes of a body. together: of all bodies that are held."""
+    def __init__(self, most: int | None = None, together: int | None = None) -> None:
+        """most: bytes of a body. together: of all bodies that are held. None: as above."""
         self._most, self._together = most, together
         self._held = 0
         self._turn = asyncio.Lock()
@@ -278,14 +278,15 @@ class BodyReader:
 
     async def _receive(self, request: Request, raw: bytearray) -> None:
         """Append the whole body to `raw`. Raises ApiError if it is too large or too slow."""
+        most, together = self._most or MOST_BYTES, self._together or MOST_BYTES_TOGETHER
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for chunk in request.stream():
                     raw += chunk
                     self._held += len(chunk)
-                    if len(raw) > self._most:
-                        raise ApiError(413, f"the body is longer than {self._most} bytes", INVALID)
-                    if self._held > self._together:
+                    if len(raw) > most:
+                        raise ApiError(413, f"the body is longer than {most} bytes", INVALID)
+                    if self._held > together:
                         message = "the bodies of other requests take all memory: try again later"
                         raise ApiError(503, message, code="unavailable")
         except TimeoutError:
