@@ -63,22 +63,25 @@ class ServerMemory:
 
     def queue(self, memory: int | None) -> Queue:
         """The largest queue that fits. memory: bytes; None: no limit. Raises UserError."""
-        usual = Queue(self.options.max_pending)
+        queues = [*self.queues()]
         if memory is None:
-            return usual
+            return queues[0]
         if not self.is_bounded:
             raise UserError(
                 "--memory bounds a build that one process runs on the CPU",
                 "leave it out, or use --backend onnxruntime or openvino",
             )
-        smaller = [*self._smaller()]
-        fitting = (one for one in (usual, *smaller) if self.bound(one).nbytes <= memory)
+        fitting = (one for one in queues if self.bound(one).nbytes <= memory)
         if found := next(fitting, None):
             return found
-        raise self._refusal(memory, smaller[-1])
+        raise self._refusal(memory, queues[-1])
 
-    def _smaller(self) -> Iterator[Queue]:
-        """Smaller limits: first of bodies, down to the longest prompt's, then of the queue."""
+    def queues(self) -> Iterator[Queue]:
+        """The usual limits, and smaller ones.
+
+        First of bodies, down to the longest prompt's, then of the queue.
+        """
+        yield Queue(self.options.max_pending)
         least = min(MOST_BYTES, 4 * self._text + LEAST_BYTES)
         bodies = MOST_BYTES_TOGETHER
         while (bodies := bodies // 2) > 2 * least:
