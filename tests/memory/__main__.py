@@ -1,6 +1,6 @@
 """Measures the memory of servers under load, and says whether each stayed below its bound.
 
-    python -m tests.memory BUILD BACKEND [BUILD BACKEND ...] --seconds 120
+python -m tests.memory BUILD BACKEND [BUILD BACKEND ...] --seconds 120
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Servers of the bundled checkpoint under load: `make test-memory` runs the same for ten minutes."""
+"""Servers of the bundled checkpoint under load, for seconds; `make test-memory` takes minutes."""
 
 import asyncio
 import os

@@ -13,8 +13,7 @@ from snapexport.runtime.prompt_store.store import MOST_PENDING
 from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.prompts import BYTES_PER_TOKEN, LEAST_BYTES
 from snapexport.serving.memory.build import HELD, BuildMemory
-from snapexport.serving.memory.parts import MemoryBound, Part
-from snapexport.serving.openai.bodies.parsing import MOST_BYTES, MOST_BYTES_TOGETHER
+from snapexport.serving.memory.parts import MOST_BYTES, MOST_BYTES_TOGETHER, MemoryBound, Part
 from snapexport.serving.options import ServeOptions
 
 _MIB = 1 << 20
@@ -26,9 +25,9 @@ _TOKEN = 160
 """Bytes of a token in the lists of a request."""
 _ANSWER = _MIB
 """Bytes of an answer that is not read yet."""
-_CONNECTIONS = 64 * _MIB
+_CONNECTIONS = 32 * _MIB
 _GRAMMARS, _GRAMMAR_OF_SLOT = 32 * _MIB, 2 * _MIB
-_LOOSE, _LOOSE_SHARE = 48 * _MIB, 0.04
+_LOOSE, _LOOSE_SHARE = 40 * _MIB, 0.03
 """Memory that the allocator keeps though it is free, and its share of the rest."""
 
 

@@ -10,6 +10,12 @@ Source = Literal["exact", "measured", "limit"]
 the server refuses or ends what would take more."""
 
 
+MOST_BYTES = 32 << 20
+"""Bytes of a body of a request, where the memory is not bounded."""
+MOST_BYTES_TOGETHER = 256 << 20
+"""Bytes of all bodies that arrive, or whose prompts are not read yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Bytes that something takes at most."""

@@ -19,6 +19,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 
 from snapexport.files.nearby import closest
+from snapexport.serving.memory.parts import MOST_BYTES, MOST_BYTES_TOGETHER
 from snapexport.serving.openai.http.errors import INVALID, UNSUPPORTED, ApiError, invalid
 
 
@@ -223,12 +224,8 @@ def check_body(kind: type[Body], value: Mapping[str, Any]) -> Body:
     return body
 
 
-MOST_BYTES = 32 << 20
 BODY_SECONDS = 60.0
-"""Limits of a body: its size, and the time until it has arrived."""
-
-MOST_BYTES_TOGETHER = 256 << 20
-"""Bytes of all bodies that arrive, or whose prompts are not read yet."""
+"""The time until a body has arrived."""
 
 MOST_VALUES = 1 << 20
 """Values of a body, which may have several prompts of token ids."""
