@@ -128,9 +128,9 @@ test-memory: $(SERVED)   ## resident memory beside its bound, 200 clients, SmolL
 		$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 --batch 8 \
 			--prefill-chunk 256 --overwrite --target $$target --out build/small-$$target.build || exit 1; done
 	$(BIN)/python -m tests.memory --seconds $(SECONDS) build/memory-onnxruntime.build onnxruntime 2100MiB \
-		build/memory-openvino.build openvino 3100MiB
+		build/memory-openvino.build openvino 2950MiB
 	$(BIN)/python -m tests.memory --seconds 30 --loose build/small-onnxruntime.build onnxruntime 450MiB \
-		build/small-openvino.build openvino 660MiB
+		build/small-openvino.build openvino 640MiB
 
 soak: REQUESTS ?= 10000
 soak: $(SERVED)          ## requests of which a third are left, 5 minutes

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.fuzz_http.fuzz import served
 from tests.fuzz_http.raw_client import CHAT, COMPLETIONS, connected, post_json
-from tests.serving.process import Serving, read_metrics, resident_bytes
+from tests.serving.process import Serving, read_metrics, resident_bytes, serve
 
 CLIENTS = 200
 EACH = 1.0
@@ -138,5 +139,16 @@ def loaded(build: Path, *flags: str) -> Iterator[tuple[Serving, Load]]:
     """A server of a build, and the load for it."""
     facts = json.loads((build / "manifest.json").read_text())
     longest = facts["geometry"]["L_max"]
-    with served(build, *flags) as serving:
+    with _served(build, *flags) as serving:
         yield serving, Load(serving.port, longest, facts["model"]["vocab_size"])
+
+
+@contextmanager
+def _served(build: Path, *flags: str) -> Iterator[Serving]:
+    """A copy of a small build without a template gets one; others are served as they are."""
+    if not (build / "chat_template.jinja").is_file():
+        with served(build, *flags) as serving:
+            yield serving
+        return
+    with TemporaryDirectory() as scratch, serve(build, Path(scratch), *flags) as serving:
+        yield serving

@@ -23,6 +23,7 @@ def leaking(self: streams.Streams, request: Any) -> streams.Stream:
 streams.Streams.open = leaking  # type: ignore[method-assign]
 if os.environ.get("PLANTED") == "unwatched":
     watch.Watch.look = lambda self: None  # type: ignore[method-assign]
+    watch.Watch.admits = lambda self: True  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -110,6 +110,17 @@ def test_watch_refuses_near_the_bound_and_ends_the_latest_request_after_that() -
     assert trims == [960, 980, 960] and watch.peak == 980
 
 
+def test_watch_refuses_the_request_that_comes_near_the_bound_within_a_second() -> None:
+    admission, memory = Admission(), [900]
+    watch = Watch(1000, admission, lambda: memory[0], lambda: None)
+    found = []
+    for memory[0] in (900, 960, 900):
+        found.append(watch.admits())
+    assert found == [True, False, False], "only a look lets requests in again"
+    watch.look()
+    assert watch.admits()
+
+
 def test_watch_goes_on_where_trimming_is_enough() -> None:
     admission, memory = Admission(), [990]
     Watch(1000, admission, lambda: memory[0], lambda: memory.__setitem__(0, 500)).look()

@@ -137,6 +137,8 @@ class Model:
             known = output_format or OutputFormat.of(sources(template))
             self.chat = ChatPrompts(llm.tokenizer, template, llm.executor.limits, known)
         self._gauges = gauges or {}
+        self.admits: Callable[[], bool] = lambda: True
+        """Whether there is memory for one more request."""
         self._text_form = TextForm()
         self.memory_bound: int | None = None
         """Most resident bytes of the process; None: it has no bound."""

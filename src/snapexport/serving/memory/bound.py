@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import as_flag, spelled
 from snapexport.errors import UserError, flag_of
-from snapexport.runtime.engine.graph_set import GraphSet
+from snapexport.runtime.engine.graph_set import GraphSet, PrefillForm
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.open_executor import default_backend
 from snapexport.runtime.prompt_store.store import MOST_PENDING
@@ -106,7 +107,8 @@ class ServerMemory:
 
     def _with_less(self, memory: int, least: Queue) -> Iterator[str]:
         """Other values of options that keep something for later prompts."""
-        for name, value in (("parked_rows", 0), ("prompt_cache", None)):
+        less: dict[str, Any] = {"parked_rows": 0, "prompt_cache": None}
+        for name, value in less.items():
             if not getattr(self.options, name):
                 continue
             without = ServerMemory(self.build, replace(self.options, **{name: value}))
@@ -127,7 +129,7 @@ class ServerMemory:
     def _of_build(self) -> BuildMemory:
         options, manifest = self.options, self.build.manifest
         config = LLMConfig(parked_rows=options.parked_rows, compress_every=options.compress_every)
-        form = "both" if config.extends_rows else "chunks"
+        form: PrefillForm = "both" if config.extends_rows else "chunks"
         graphs = GraphSet.of(self.build, baseline=False, form=form, speculates=options.speculates)
         steps = frozenset[str]()
         if self._backend == "openvino" and manifest.holds_integers:

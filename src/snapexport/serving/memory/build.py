@@ -22,6 +22,7 @@ from snapexport.contract.memory import (
     vote_scores_bytes,
     weights_bytes,
 )
+from snapexport.contract.model_facts import LayerHeads
 from snapexport.errors import UserError
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.files.untrusted import MANIFEST_BYTES, read_bytes
@@ -53,7 +54,7 @@ HELD = {
     "onnxruntime": Held(library=155 * _MIB, copies=0, copies_of_integers=0),
     # Floats are copied, and a tied head twice. Integers become 8 bits, and those of a head floats.
     "openvino": Held(
-        library=330 * _MIB, copies=1.3, copies_of_integers=3.2, work=3, layers_at_once=True
+        library=300 * _MIB, copies=1.3, copies_of_integers=3.0, work=3, layers_at_once=True
     ),
 }
 _PACKED = 1.25
@@ -173,12 +174,12 @@ class BuildMemory:
             return 0
         scores = vote_scores_bytes(manifest.model, manifest.geometry, "portable", slots)
         keys = max(layer.kv_heads * layer.query_dim for layer in self._layers) * slots * FP32_BYTES
-        if held.layers_at_once:
-            return len(self._layers) * (scores + keys)
+        if held.layers_at_once:  # one copy of the scores, where ONNX Runtime has three
+            return len(self._layers) * (scores // 3 + keys)
         return held.work * (scores + 2 * keys)
 
     @property
-    def _layers(self) -> Sequence[Any]:
+    def _layers(self) -> Sequence[LayerHeads]:
         return self._manifest.model.layers
 
     @cached_property

@@ -63,9 +63,11 @@ class BoundedServer:
 
     def watch(self, model: Model) -> Coroutine[Any, Any, Any]:
         """Watch the memory where it has a bound that was asked for; else wait."""
-        if self.options.memory:
-            return Watch(self.options.memory, model.streams.worker).run()
-        return asyncio.Event().wait()
+        if not self.options.memory:
+            return asyncio.Event().wait()
+        watch = Watch(self.options.memory, model.streams.worker)
+        model.admits = watch.admits
+        return watch.run()
 
 
 def _found(nbytes: int) -> Part:

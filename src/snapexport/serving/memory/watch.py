@@ -1,4 +1,4 @@
-"""Watches the memory of the process each second, and refuses requests before it passes its bound.
+"""Watches the memory of the process, and refuses requests before it passes its bound.
 
 The parts of the bound are limits of their own. This is the last resort for what they do not know,
 such as log probabilities of long answers that nobody reads.
@@ -52,6 +52,12 @@ class Watch:
         if found >= self.bound - self.margin // 2:
             LOG.error("the memory is near its bound: the latest request is ended")
             self.admission.end_latest()
+
+    def admits(self) -> bool:
+        """Whether one more request may come. Asked for each: a second brings hundreds."""
+        if self._now() >= self.bound - self.margin:
+            self.admission.holds = True
+        return not self.admission.holds
 
     async def run(self) -> NoReturn:
         """Look each second."""

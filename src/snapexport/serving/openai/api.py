@@ -186,8 +186,7 @@ class Api:
     async def _answer(
         self, endpoint: Endpoint, readers: BoundedThreads, request: Request
     ) -> Response:
-        if self.model.streams.worker.holds:  # before a body is read
-            raise from_generation(GenerationError(NO_MEMORY))
+        self._require_memory()
         async with self.bodies.held(request, endpoint.body) as body:
             await require_client(request)
             self._require(body.model)
@@ -195,6 +194,7 @@ class Api:
             if prepared.has_forms:
                 prepared = await self.compilers.run(requests.compile_forms, self.model, prepared)
         await require_client(request)
+        self._require_memory()  # others came while its prompt was read
         writer = endpoint.writer(self.model, body, prepared)
         opened = [self.model.streams.open(each) for each in prepared.requests]
         outputs = merge(self.model.streams, opened)
@@ -249,6 +249,10 @@ class Api:
     async def _metrics(self, _: Request) -> Response:
         content = self.model.metrics({"model": self.model.name, "version": "1"})
         return Response(content, media_type="text/plain; version=0.0.4")
+
+    def _require_memory(self) -> None:
+        if not self.model.admits():
+            raise from_generation(GenerationError(NO_MEMORY))
 
     def _require(self, name: str) -> None:
         if name != self.model.name:
