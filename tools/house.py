@@ -4,8 +4,7 @@
     python tools/house.py --check             # exit status 1 beyond a bound; `make lint` runs this
     python tools/house.py --before CHECKOUT   # beside another checkout's figures
 
-Reads sources as text. A bound is lowered when its figure falls, and rises only by what a new
-capability brings (`BROUGHT`). That of the docs' words never rises.
+Reads sources as text. A bound falls with its figure, and rises by `BROUGHT`; that of words never.
 """
 
 import argparse

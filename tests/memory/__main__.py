@@ -1,10 +1,11 @@
 """Measures the memory of servers under load, and says whether each stayed below its bound.
 
-python -m tests.memory BUILD BACKEND [BUILD BACKEND ...] --seconds 120
+python -m tests.memory BUILD BACKEND MEMORY [BUILD BACKEND MEMORY ...] --seconds 120
 """
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,8 @@ def main() -> int:
     words, failed = arguments.words, False
     print(f"{CLIENTS} clients, {arguments.seconds:g} s each; MiB of resident memory")
     for build, backend, memory in zip(words[::3], words[1::3], words[2::3], strict=True):
-        readings = run(Path(build), backend, arguments.seconds, (MEMORY, memory))
+        flags = ("--threads", str(os.cpu_count() or 1), MEMORY, memory)
+        readings = run(Path(build), backend, arguments.seconds, flags)
         found = problems(readings, None if arguments.loose else LOOSENESS)
         failed |= bool(found)
         bound, peak = readings.bound / 2**20, readings.peak / 2**20

@@ -64,7 +64,7 @@ class Load:
 
     def body(self, chance: random.Random) -> tuple[str, dict[str, Any]]:
         """A request of some kind."""
-        tokens = chance.choice((8, 32, 128))
+        tokens = chance.choice((4, 8, 32))
         common = {"model": self.model, "max_tokens": tokens, "stream": chance.random() < 0.5}
         kind = chance.choice(("long", "short", "short", "repeated", "form", "likely"))
         if kind == "form":

@@ -44,7 +44,7 @@ class Held:
     library: int
     copies: float
     copies_of_integers: float
-    graph: int = 40
+    graph: int = 24
     work: int = 2
     layers_at_once: bool = False
 
@@ -54,7 +54,7 @@ HELD = {
     "onnxruntime": Held(library=155 * _MIB, copies=0, copies_of_integers=0),
     # Floats are copied, and a tied head twice. Integers become 8 bits, and those of a head floats.
     "openvino": Held(
-        library=300 * _MIB, copies=1.3, copies_of_integers=3.0, work=3, layers_at_once=True
+        library=285 * _MIB, copies=1.3, copies_of_integers=3.0, work=3, layers_at_once=True
     ),
 }
 _PACKED = 1.25
