@@ -31,7 +31,7 @@ TEXTS  := $(REAL_MODEL)/documents
 SERVED := build/served.build
 
 .PHONY: help setup demo test test-slow test-all architectures test-rtx rtx-matrix test-triton test-dynamo test-clients test-genai \
-	real-model real-model-long fuzz fuzz-short fuzz-http fuzz-http-short soak soak-servers planted-faults lint types check studies plugins \
+	real-model real-model-long fuzz fuzz-short fuzz-http fuzz-http-short soak soak-servers test-memory planted-faults lint types check studies plugins \
 	gpu-check goldens clean
 
 setup: $(STAMP)          ## the environment of everything but Triton's and Dynamo's tests
@@ -115,6 +115,22 @@ fuzz-http: $(SERVED)     ## hostile requests and large bodies, 5 minutes
 
 fuzz-http-short: $(STAMP) ## a slice of the hostile requests, half a minute
 	$(BIN)/python -m pytest tests/fuzz_http
+
+test-memory: export OMP_WAIT_POLICY = passive
+test-memory: SECONDS ?= 90
+test-memory: SMOLLM2 = $(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf
+test-memory: LIKE_SMOLLM2 = --L-max 4096 --kv-budget 1/4 --batch 8 --tokens-per-step 4 --extend --overwrite
+test-memory: $(SERVED)   ## resident memory beside its bound, 200 clients, SmolLM2 and the bundled checkpoint, 10 minutes
+	mkdir -p $(REAL_MODEL)
+	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
+	for target in onnxruntime openvino; do \
+		$(BIN)/snapexport build --model $(SMOLLM2) $(LIKE_SMOLLM2) --target $$target --out build/memory-$$target.build && \
+		$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 --batch 8 \
+			--prefill-chunk 256 --overwrite --target $$target --out build/small-$$target.build || exit 1; done
+	$(BIN)/python -m tests.memory --seconds $(SECONDS) build/memory-onnxruntime.build onnxruntime 2080MiB \
+		build/memory-openvino.build openvino 2830MiB
+	$(BIN)/python -m tests.memory --seconds 30 --loose build/small-onnxruntime.build onnxruntime 450MiB \
+		build/small-openvino.build openvino 640MiB
 
 soak: REQUESTS ?= 10000
 soak: $(SERVED)          ## requests of which a third are left, 5 minutes

@@ -4,8 +4,7 @@
     python tools/house.py --check             # exit status 1 beyond a bound; `make lint` runs this
     python tools/house.py --before CHECKOUT   # beside another checkout's figures
 
-Reads sources as text. A bound is lowered when its figure falls, and rises only by what a new
-capability brings (`BROUGHT`). That of the docs' words never rises.
+Reads sources as text. A bound falls with its figure, and rises by `BROUGHT`; that of words never.
 """
 
 import argparse
@@ -37,6 +36,7 @@ BROUGHT = {
     "products without rounded activations, further models": (145, 244, 0, 18, 280),
     "scores learned on other texts": (604, 1004, 5, 339, 522),
     "prompts' caches on disk": (582, 960, 7, 802, 777),
+    "one number for memory": (505, 880, 9, 0, 455),
     "one graph for onnxruntime-genai": (676, 1095, 10, 39, 1200),
     "fewer kernels in a GPU's step": (313, 532, 7, 31, 175),
 }

@@ -1,6 +1,6 @@
 """Runs a build of the target `portable` with OpenVINO.
 
 backend.py: the graphs of a build, bound to buffers, and steps in ONNX Runtime beside it.
-reading.py: from a file to OpenVINO's model. graph_file.py: what is done to the file before, and its
-weights. attention.py and operators.py: conversions of its operators.
+reading.py: from a file to OpenVINO's model. attention.py and operators.py: conversions of its
+operators.
 """

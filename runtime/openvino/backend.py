@@ -35,7 +35,7 @@ from snapexport.runtime.engine.open_executor import PRECISIONS
 with needs_extra("openvino"):
     import openvino as ov
 
-    from snapexport.runtime.openvino.graph_file import MappedWeights
+    from snapexport.runtime.engine.graph_file import MappedWeights
     from snapexport.runtime.openvino.reading import Read, read_graph
 
 LOG = logging.getLogger("snapexport.openvino")

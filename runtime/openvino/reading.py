@@ -15,13 +15,13 @@ from snapexport.contract.manifest import REBUILD, GraphEntry
 from snapexport.errors import UserError, first_line
 from snapexport.files.untrusted import GRAPH_BYTES, read_bytes
 from snapexport.runtime.engine.backend import require_promised
-from snapexport.runtime.openvino.attention import CacheOperators
-from snapexport.runtime.openvino.graph_file import (
+from snapexport.runtime.engine.graph_file import (
     MappedWeights,
     WeightSpan,
     read_model,
     take_weights,
 )
+from snapexport.runtime.openvino.attention import CacheOperators
 from snapexport.runtime.openvino.operators import (
     TOP_K,
     IntegerProducts,

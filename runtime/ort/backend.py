@@ -16,6 +16,7 @@ from snapexport.runtime.engine.backend import Buffer, Buffers, Collectives, Memo
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.ort.devices import Cpu, Cuda, Device
 from snapexport.runtime.ort.session import Session, version
+from snapexport.runtime.ort.shared_weights import SharedWeights
 
 _HEAVY = frozenset(
     "Attention AveragePool FusedMatMul GatherND GroupQueryAttention MatMul MatMulNBits "
@@ -131,6 +132,8 @@ class OnnxRuntimeBackend:
         self._collectives = collectives
         self._packed = PackedGraphs.of(build.directory)
         self._sessions: dict[GraphName, Session | Segments] = {}
+        files = (build.directory / weights.file for weights in build.manifest.weights)
+        self._weights = SharedWeights([*files]) if self._device.name == "cpu" else None
 
     def bind(self, graph: GraphName, buffers: Buffers) -> Work:
         """Open the graph's session, once, and tie it to the buffers. Raises UserError."""
@@ -148,6 +151,7 @@ class OnnxRuntimeBackend:
     def close(self) -> None:
         """Close the sessions, then free a GPU's memory and its stream."""
         self._sessions.clear()
+        self._weights = None
         self._device.close()
 
     def operators(self) -> dict[GraphName, dict[str, dict[str, int]]]:
@@ -174,7 +178,10 @@ class OnnxRuntimeBackend:
             manifest.graphs[graph],
             *(self._device, self._threads, True) if packed else settings,
             self._captures and graph in sizes.values(),
+            None if packed else self._weights,
         )
+        if self._weights:
+            self._weights.leave_to_the_disk()
         if self._device.name == "cuda":
             _warn_of_the_cpu(graph, session)
         return session

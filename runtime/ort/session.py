@@ -21,6 +21,7 @@ from snapexport.runtime.engine.backend import (
     require_threads,
 )
 from snapexport.runtime.ort.devices import Cpu, Device
+from snapexport.runtime.ort.shared_weights import SharedWeights
 
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
 
@@ -45,17 +46,21 @@ class Session:
         threads: int | None = None,
         prepack: bool = False,
         captures: bool = False,
+        weights: SharedWeights | None = None,
     ) -> None:
         """Raise UserError for a file that is not the graph of the manifest.
 
         threads: None for one a core. prepack: a rearranged copy of the weights, by which several
         rows are multiplied faster. fp32 graphs of target onnxruntime gain nothing from it at 8 to
         32 rows: they put the weights first in a product, and only the second operand is rearranged.
-        captures: make each run a single launch, where the device can.
+        captures: make each run a single launch, where the device can. weights: lent to the graph,
+        which else maps them for itself.
         """
         self.entry = entry
         self._device = device
         options = session_options(threads, prepack, device.settings)
+        if weights:
+            weights.lend(path, options)
         self._session, self.captured = _open(path, options, device, captures)
         nodes = (*self._session.get_inputs(), *self._session.get_outputs())
         found = {node.name: (_numpy_name(node.type), node.shape) for node in nodes}

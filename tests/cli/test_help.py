@@ -25,7 +25,7 @@ SHOWN = {
     "engine": "build compute_capability workspace graphs plugins strip_weights overwrite estimate "
     "json",
     "triton": "build out name max_pending device copy overwrite",
-    "serve": "build host port api_key allowed_host name max_pending threads parked_rows "
+    "serve": "build host port api_key allowed_host name max_pending memory threads parked_rows "
     "prompt_cache backend max_tokens json",
     "dynamo": "words name role discovery prefill decode port",
 }

@@ -19,6 +19,8 @@ SECONDS = 300
 """Patience with a machine that is busy with other things: no test measures it."""
 PYTHON = os.environ.get("SNAPEXPORT_TEST_PYTHON", sys.executable)
 """An environment of clients has no server."""
+MODULE = "snapexport"
+"""Tests plant faults by another one."""
 
 
 @dataclass
@@ -69,7 +71,7 @@ def serve(build: Path, scratch: Path, *flags: str) -> Iterator[Serving]:
 
 
 def start(build: Path, scratch: Path, *flags: str) -> "subprocess.Popen[str]":
-    command = [PYTHON, "-m", "snapexport", "serve", str(build)]
+    command = [PYTHON, "-m", MODULE, "serve", str(build)]
     defaults = ["--port", "0", "--name", "vault", "--threads", "1"]
     return subprocess.Popen(
         [*command, *defaults, *flags],

@@ -105,7 +105,7 @@ _UNITS: Mapping[str, str] = {
         TOKENS,
     ),
     **dict.fromkeys("kv_budget L_recent K budgets".split(), BUDGET),
-    **dict.fromkeys(("parked_dir_bytes", "prompt_cache_size"), SIZE),
+    **dict.fromkeys(("parked_dir_bytes", "prompt_cache_size", "memory"), SIZE),
 }
 """Metavars of fields that are tokens, budgets or bytes; others name theirs in their metadata."""
 

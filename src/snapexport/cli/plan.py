@@ -22,7 +22,8 @@ from snapexport.builder.plan.plan import parts
 from snapexport.builder.plan.request import command, parse_memory
 from snapexport.cli import build, flags
 from snapexport.cli.console import OUT, say
-from snapexport.contract.memory import spelled
+from snapexport.contract.memory import as_flag, spelled
+from snapexport.serving.memory.planned import planned_bound
 
 HELP = "find what fits into a given memory, before anything is built"
 
@@ -90,7 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         from snapexport.builder.plan.plan import plan_report
 
-        print(json.dumps(plan_report(plan)))
+        bound = planned_bound(plan.recommendation)
+        served = {"served_bytes": bound.nbytes if bound else None}
+        print(json.dumps(plan_report(plan) | served))
     else:
         _print_plan(plan)
     return 0
@@ -171,4 +174,6 @@ def _print_recommendation(plan: Plan, title: str, chosen: Recommendation) -> Non
     for line in reasons(plan.request, chosen):
         say(f"  {line}", console=OUT)
     say(f"  peak: {spelled(taken['prefill_peak'])} = {counted}", console=OUT)
+    if bound := planned_bound(chosen):
+        say(f"  served: --memory {as_flag(bound.nbytes)} or more = {bound}", console=OUT)
     OUT.print(f"\n{command(chosen.options)}")

@@ -38,7 +38,14 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "page": "do not answer browsers at / with a page to chat on",
         "access_log": "write a line for each request to standard error, without its content",
     },
-    "model": flags.SERVED | run_flags(ServeOptions) | flags.PROMPT_CACHE | flags.BACKEND,
+    "model": flags.SERVED
+    | {
+        "memory": "most resident memory of this process, on a CPU; what can't fit is refused at "
+        "once, and requests that would not fit get status 503 (default: no limit)"
+    }
+    | run_flags(ServeOptions)
+    | flags.PROMPT_CACHE
+    | flags.BACKEND,
     "chats": {
         "tool_parser": "how the model writes tool calls; auto: by its chat template; none: as text",
         "reasoning_parser": "how the model writes its reasoning; none: as a part of the answer",

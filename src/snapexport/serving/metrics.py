@@ -58,6 +58,12 @@ PROMPT_CACHE = {
 }
 """Metrics of a server with a prompt cache on disk, by what `LLM.prompt_cache_values` calls them."""
 
+MEMORY = (
+    Metric("memory_bound_bytes", "GAUGE", "Most resident bytes of the process, as it was counted"),
+    Metric("resident_bytes", "GAUGE", "Resident bytes of the process"),
+)
+"""Metrics of a server whose memory has a bound."""
+
 
 def constant_gauges(manifest: Manifest) -> dict[str, float]:
     """The gauges that a build's manifest determines."""

@@ -31,7 +31,15 @@ from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Prompt, require_readable
 from snapexport.runtime.requests.request import Request, SamplingParams
-from snapexport.serving.metrics import PROMPT_CACHE, Metric, Observe, TextForm, constant_gauges
+from snapexport.serving.memory.process import resident_bytes
+from snapexport.serving.metrics import (
+    MEMORY,
+    PROMPT_CACHE,
+    Metric,
+    Observe,
+    TextForm,
+    constant_gauges,
+)
 from snapexport.serving.options import ModelOptions
 from snapexport.serving.streams import Streams
 
@@ -129,7 +137,11 @@ class Model:
             known = output_format or OutputFormat.of(sources(template))
             self.chat = ChatPrompts(llm.tokenizer, template, llm.executor.limits, known)
         self._gauges = gauges or {}
+        self.admits: Callable[[], bool] = lambda: True
+        """Whether there is memory for one more request."""
         self._text_form = TextForm()
+        self.memory_bound: int | None = None
+        """Most resident bytes of the process; None: it has no bound."""
         self.streams = Streams(
             llm,
             max_pending=max_pending,
@@ -184,7 +196,14 @@ class Model:
         """All gauges and counters by their metrics' names. Any thread may call this."""
         kept = self.llm.prompt_cache_values.items()
         of_disk = {PROMPT_CACHE[name].name: value for name, value in kept}
-        return {**self._gauges, **self.streams.worker.values(), **of_disk}
+        return {**self._gauges, **self.streams.worker.values(), **of_disk, **self._memory()}
+
+    def _memory(self) -> dict[str, float]:
+        if self.memory_bound is None:
+            return {}
+        with suppress(OSError):  # no /proc
+            return {"memory_bound_bytes": self.memory_bound, "resident_bytes": resident_bytes()}
+        return {}
 
     def metrics(
         self,
@@ -194,7 +213,7 @@ class Model:
     ) -> str:
         """All metrics in Prometheus' text form. further: a server's own, with their `values`."""
         known = {**self.values(), **(values or {})}
-        return self._text_form.write(known, labels, (*PROMPT_CACHE.values(), *further))
+        return self._text_form.write(known, labels, (*PROMPT_CACHE.values(), *MEMORY, *further))
 
 
 def has_tokenizer(options: ModelOptions) -> bool:
@@ -216,6 +235,14 @@ def warm_up(llm: LLM) -> None:
     limits = llm.executor.limits
     prompts = [[0] * min(limits.prefill_chunk, limits.longest_prompt), [0]]
     llm.generate(prompts, SamplingParams(max_tokens=2, ignore_eos=True))
+
+
+def touch_caches(llm: LLM) -> None:
+    """Write all caches once, so that their memory is taken before the first request."""
+    for slot in range(llm.executor.limits.batch):
+        llm.executor.clear(slot)
+    if llm.executor.prompt_cache:
+        llm.executor.prompt_cache.clear()
 
 
 def run_every_decode(llm: LLM) -> None:

@@ -65,7 +65,10 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(ModelOptions):
-    """A build, the server's address, and its limits. Port 0: any free port."""
+    """A build, the server's address, and its limits. Port 0: any free port.
+
+    memory: most resident bytes of the process; None: no limit.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -79,6 +82,7 @@ class ServeOptions(ModelOptions):
     prompt_cache_size: int | None = None
     compress_every: int = 0
     speculates: bool = True
+    memory: int | None = None
     request_seconds: float = 600
     drain_seconds: float = 30
     api_key: str | None = field(default=None, repr=False, metadata={"metavar": "KEY"})
@@ -99,7 +103,7 @@ class ServeOptions(ModelOptions):
         if not self.drain_seconds >= 0:  # NaN is refused too
             raise self.unusable("drain_seconds", "0 or more")
         require_fields(self, parked_rows=0, parked_dir_bytes=0, compress_every=0, max_tokens=1)
-        require_fields(self, prompt_cache_size=0)
+        require_fields(self, prompt_cache_size=0, memory=1)
         self._require_usable_defaults()
         require_compatible(vars(self))
         self._require_usable_access()

@@ -28,8 +28,10 @@ from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.chat.template_habits import sources
 from snapexport.runtime.requests.generation_config import CONFIG, recommended_sampling
 from snapexport.serving.health import Health
+from snapexport.serving.memory.server import BoundedServer
 from snapexport.serving.model import Model, has_tokenizer, warm_up
 from snapexport.serving.openai.api import Api
+from snapexport.serving.openai.bodies.parsing import BodyReader
 from snapexport.serving.openai.http.access import Access, allowed_hosts
 from snapexport.serving.openai.http.connections import (
     ACCEPTED,
@@ -86,10 +88,15 @@ def serve(options: ServeOptions, report: Report) -> None:
         defaults = Defaults.of(options)
         if defaults.values:
             report.note(f"requests that name none get {defaults}")
-        model = _load(options, defaults.values)
+        memory = BoundedServer.of(options)
+        memory.begin()
+        model = _load(memory.options, defaults.values)
+        memory.settle(model)
+        if memory.bound:
+            report.note(f"memory: at most {memory.bound}")
         if (manifest := Manifest.read(options.build)).verified:
             report.note(f"verification: {manifest.comparison}")
-        asyncio.run(_answer(model, options, listener, report))
+        asyncio.run(_answer(model, memory, listener, report))
 
 
 def _load(options: ServeOptions, defaults: Mapping[str, Any]) -> Model:
@@ -115,18 +122,22 @@ def _load(options: ServeOptions, defaults: Mapping[str, Any]) -> Model:
 
 
 async def _answer(
-    model: Model, options: ServeOptions, listener: socket.socket, report: Report
+    model: Model, memory: BoundedServer, listener: socket.socket, report: Report
 ) -> None:
+    options = memory.options
     signals, streams = Signals(), model.streams
     streams.start()
     health = Health(streams)
-    api = Api(model, health, access=_access(options, listener), page=options.page)
+    bodies = BodyReader(memory.queue.body, memory.queue.bodies)
+    access = _access(options, listener)
+    api = Api(model, health, access=access, page=options.page, bodies=bodies)
     signals.listen()
     seconds = 0.0
     async with listening(api, listener):
         report.serving(Addresses.at(url_of(listener), model.name, page=options.page))
         try:
-            await first_of(signals.received.wait(), health.supervise())
+            watch = memory.watch(model)
+            await first_of(signals.received.wait(), health.supervise(), watch)
             seconds = options.drain_seconds
             report.draining(seconds)
         finally:

@@ -50,6 +50,9 @@ def full(room: int) -> Failure:
     return Failure(f"{room} requests are running or waiting already: try again later", "full")
 
 
+NO_MEMORY = Failure("the server's memory is near its bound: try again later", "full")
+
+
 def late(seconds: float) -> Failure:
     """seconds: the time that the request had."""
     return Failure(f"deadline exceeded: the answer took longer than {seconds:g} s", "deadline")
@@ -123,6 +126,8 @@ class Worker(Generic[Active]):
         self._inbox: deque[Callable[[], None]] = deque()
         self._accepted = 0
         self._stopping = False
+        self.holds = False
+        """Whether new requests are refused for lack of memory. Any thread may set it."""
         self._live: dict[int, Active] = {}
         self._thread = threading.Thread(target=self._run, name="snapexport-worker", daemon=True)
 
@@ -141,9 +146,11 @@ class Worker(Generic[Active]):
     def accept(self, active: Active) -> Failure | None:
         """Queue a request. Returns the failure if it is refused."""
         with self._changed:
-            if self._stopping or self._accepted >= self._room:
+            if self._stopping or self.holds or self._accepted >= self._room:
                 self.counters["requests_refused_total"] += 1
-                return STOPPING if self._stopping else full(self._room)
+                if self._stopping:
+                    return STOPPING
+                return NO_MEMORY if self.holds else full(self._room)
             self._accepted += 1
             self._post(partial(self._submit, active))  # in this block: the worker may stop after it
         return None
@@ -151,6 +158,12 @@ class Worker(Generic[Active]):
     def cancel(self, active: Active, why: Failure) -> None:
         """End a request before the next step. Does nothing for an ended request."""
         self._post(partial(self._cancel, active, why))
+
+    def end_latest(self) -> None:
+        """End the request that came last, for lack of memory, before the next step."""
+        live = [active for active in tuple(self._live.values()) if active.ending is None]
+        if live:
+            self.cancel(max(live, key=lambda active: active.arrived), NO_MEMORY)
 
     def release(self, request_id: int) -> None:
         """Free the batch slot of a request that handed its row over, before the next step."""

@@ -175,7 +175,7 @@ def test_prefill_and_decode_share_the_mapped_weights(
     grown = measure(
         built.directory,
         """
-before = {n: of_process(n, "smaps_rollup") for n in ("Pss_Anon", "Pss")}
+before = {n: of_process(n, "smaps_rollup") for n in ("Pss_Anon", "Pss", "Rss")}
 engine = make()
 engine.prefill_prompt(0, [1] * 20)
 decode(engine, 20)
@@ -186,3 +186,4 @@ print(json.dumps({n: of_process(n, "smaps_rollup") - before[n] for n in before})
     assert weights > 50e6
     assert grown["Pss_Anon"] < 0.25 * weights, "weights were copied"
     assert grown["Pss"] < 1.5 * weights, "prefill and decode do not share weights"
+    assert grown["Rss"] < 1.5 * weights, "each graph maps the weights for itself"

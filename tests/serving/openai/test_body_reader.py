@@ -110,12 +110,17 @@ def test_number_that_no_double_is_is_refused_wherever_it_is(number: str, name: s
 async def test_loop_runs_while_a_large_body_is_parsed() -> None:
     request = FakeRequest(json.dumps({"model": "model", "prompt": [1] * 1_000_000}).encode())
     turns = 0
-    reading = asyncio.ensure_future(BodyReader().read(request, CompletionRequest))  # type: ignore[arg-type]
+    reading = asyncio.ensure_future(_read(request))
     while not reading.done():
         await asyncio.sleep(0.001)
         turns += 1
     assert turns > 5, "a loop that waits for the parser has two"
     assert len((await reading).prompt[0]) == 1_000_000
+
+
+async def _read(request: "FakeRequest") -> CompletionRequest:
+    async with BodyReader().held(request, CompletionRequest) as body:  # type: ignore[arg-type]
+        return body
 
 
 class FakeRequest:

@@ -56,7 +56,7 @@ class PlannedTensors:
     ) -> "PlannedTensors":
         """geometry, chunk: those of `options` for a model of these facts."""
         request, prompt, outputs = 0, 0, 0
-        for name, given, made in graph_specs(_manifest(facts, options, geometry, chunk)):
+        for name, given, made in graph_specs(planned_manifest(facts, options, geometry, chunk)):
             caches = planned_bytes(spec for key, spec in given.items() if names.is_past(key))
             fresh = planned_bytes(
                 spec
@@ -134,15 +134,15 @@ def footprint(
     )
 
 
-def _manifest(
-    facts: ModelFacts, options: BuildOptions, geometry: CacheGeometry, chunk: int
+def planned_manifest(
+    facts: ModelFacts, options: BuildOptions, geometry: CacheGeometry, chunk: int, batch: int = 1
 ) -> Manifest:
-    """The manifest of the build, for one batch slot in one rank, without files."""
+    """The manifest of the build, for one rank, without files. batch: batch slots."""
     return Manifest(
         format_version=FORMAT_VERSION,
         model=facts,
         geometry=geometry,
-        batch=1,
+        batch=batch,
         prefill_chunk=chunk,
         dtype=options.dtype,
         quantization=options.quantization,

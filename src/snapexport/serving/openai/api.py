@@ -35,7 +35,13 @@ from snapexport.serving.openai.bodies.messages import MessagesRequest, Prompt
 from snapexport.serving.openai.bodies.parsing import IGNORED, NEUTRAL, BodyReader
 from snapexport.serving.openai.bodies.responses import ResponsesRequest
 from snapexport.serving.openai.http.access import PAGE, Access, Gate, count_requests
-from snapexport.serving.openai.http.errors import HANDLERS, INVALID, ApiError, shutting_down
+from snapexport.serving.openai.http.errors import (
+    HANDLERS,
+    INVALID,
+    ApiError,
+    from_generation,
+    shutting_down,
+)
 from snapexport.serving.openai.requests import Prepared
 from snapexport.serving.openai.writers.choices import ChatWriter, CompletionWriter
 from snapexport.serving.openai.writers.messages import MessagesWriter
@@ -51,6 +57,7 @@ from snapexport.serving.openai.writers.stream import (
 )
 from snapexport.serving.openai.writers.writer import Writer
 from snapexport.serving.page.route import page_route
+from snapexport.serving.worker import NO_MEMORY, GenerationError
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -179,13 +186,15 @@ class Api:
     async def _answer(
         self, endpoint: Endpoint, readers: BoundedThreads, request: Request
     ) -> Response:
-        body = await self.bodies.read(request, endpoint.body)
+        self._require_memory()
+        async with self.bodies.held(request, endpoint.body) as body:
+            await require_client(request)
+            self._require(body.model)
+            prepared = await readers.run(endpoint.prepare, self.model, body)
+            if prepared.has_forms:
+                prepared = await self.compilers.run(requests.compile_forms, self.model, prepared)
         await require_client(request)
-        self._require(body.model)
-        prepared = await readers.run(endpoint.prepare, self.model, body)
-        if prepared.has_forms:
-            prepared = await self.compilers.run(requests.compile_forms, self.model, prepared)
-        await require_client(request)
+        self._require_memory()  # others came while its prompt was read
         writer = endpoint.writer(self.model, body, prepared)
         opened = [self.model.streams.open(each) for each in prepared.requests]
         outputs = merge(self.model.streams, opened)
@@ -198,11 +207,11 @@ class Api:
     async def _compute(
         self, utility: Utility, threads: BoundedThreads, request: Request
     ) -> Response:
-        body = await self.bodies.read(request, utility.body)
-        await require_client(request)
-        if (name := getattr(body, "model", None)) is not None:
-            self._require(name)
-        return JSONResponse(await threads.run(utility.compute, self.model, body))
+        async with self.bodies.held(request, utility.body) as body:
+            await require_client(request)
+            if (name := getattr(body, "model", None)) is not None:
+                self._require(name)
+            return JSONResponse(await threads.run(utility.compute, self.model, body))
 
     async def _openapi(self, _: Request) -> Response:
         posts: dict[str, type[BaseModel]] = {each.path: each.body for each in self.endpoints}
@@ -240,6 +249,10 @@ class Api:
     async def _metrics(self, _: Request) -> Response:
         content = self.model.metrics({"model": self.model.name, "version": "1"})
         return Response(content, media_type="text/plain; version=0.0.4")
+
+    def _require_memory(self) -> None:
+        if not self.model.admits():
+            raise from_generation(GenerationError(NO_MEMORY))
 
     def _require(self, name: str) -> None:
         if name != self.model.name:

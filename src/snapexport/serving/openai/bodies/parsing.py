@@ -9,7 +9,8 @@ import asyncio
 import codecs
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 
 from snapexport.files.nearby import closest
+from snapexport.serving.memory.parts import MOST_BYTES, MOST_BYTES_TOGETHER
 from snapexport.serving.openai.http.errors import INVALID, UNSUPPORTED, ApiError, invalid
 
 
@@ -222,12 +224,8 @@ def check_body(kind: type[Body], value: Mapping[str, Any]) -> Body:
     return body
 
 
-MOST_BYTES = 32 << 20
 BODY_SECONDS = 60.0
-"""Limits of a body: its size, and the time until it has arrived."""
-
-MOST_BYTES_TOGETHER = 256 << 20
-"""Bytes of all bodies that arrive or are parsed."""
+"""The time until a body has arrived."""
 
 MOST_VALUES = 1 << 20
 """Values of a body, which may have several prompts of token ids."""
@@ -246,32 +244,46 @@ _DEEPER = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 class BodyReader:
     """Reads the bodies of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None, together: int | None = None) -> None:
+        """most: bytes of a body. together: of all bodies that are held. None: as above."""
+        self._most, self._together = most, together
         self._held = 0
         self._turn = asyncio.Lock()
 
-    async def read(self, request: Request, kind: type[Body]) -> Body:
-        """The request's body, whose fields are right. Raises ApiError."""
+    @asynccontextmanager
+    async def held(self, request: Request, kind: type[Body]) -> AsyncIterator[Body]:
+        """The request's body, whose fields are right, counted until the block ends.
+
+        Raises ApiError.
+        """
         raw = bytearray()
+        taken = 0
         try:
-            await self._receive(request, raw)
-            if len(raw) <= SMALL_BYTES:
-                return parse_bounded(kind, bytes(raw))
-            async with self._turn:
-                return await asyncio.to_thread(parse_bounded, kind, bytes(raw))
+            try:
+                await self._receive(request, raw)
+            finally:
+                taken = len(raw)
+            if taken <= SMALL_BYTES:
+                body = parse_bounded(kind, bytes(raw))
+            else:
+                async with self._turn:
+                    body = await asyncio.to_thread(parse_bounded, kind, bytes(raw))
+            raw.clear()
+            yield body
         finally:
-            self._held -= len(raw)
+            self._held -= taken
 
     async def _receive(self, request: Request, raw: bytearray) -> None:
         """Append the whole body to `raw`. Raises ApiError if it is too large or too slow."""
+        most, together = self._most or MOST_BYTES, self._together or MOST_BYTES_TOGETHER
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for chunk in request.stream():
                     raw += chunk
                     self._held += len(chunk)
-                    if len(raw) > MOST_BYTES:
-                        raise ApiError(413, f"the body is longer than {MOST_BYTES} bytes", INVALID)
-                    if self._held > MOST_BYTES_TOGETHER:
+                    if len(raw) > most:
+                        raise ApiError(413, f"the body is longer than {most} bytes", INVALID)
+                    if self._held > together:
                         message = "the bodies of other requests take all memory: try again later"
                         raise ApiError(503, message, code="unavailable")
         except TimeoutError:

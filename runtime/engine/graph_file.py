@@ -1,12 +1,12 @@
-"""Reads a graph's file, with its weights as inputs for mapped memory.
+"""Reads a graph's file, and maps its weights once for all graphs that read them.
 
-OpenVINO's reader would read weights itself, by rules of its own about folders and links. The
-runtime has no onnx: a part of its schema is declared here, and fields that it does not name stay as
-they are. Weights are mapped once for all graphs that read them. Knows no OpenVINO.
+OpenVINO's reader would read weights itself, by rules of its own about folders and links, and ONNX
+Runtime would map each file once for each graph. The runtime has no onnx: a part of its schema is
+declared here, and fields that it does not name stay as they are. Knows no library that runs graphs.
 """
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,9 +132,21 @@ def read_model(data: bytes) -> Message:
     return model
 
 
+def external_weights(graph: Message) -> Iterator[Message]:
+    """The initializers whose bytes are in other files."""
+    return (tensor for tensor in graph.initializer if tensor.external_data)
+
+
 def _replace(field: Any, messages: list[Message]) -> None:
     del field[:]
     field.extend(messages)
+
+
+def span_of(tensor: Message, folder: Path) -> WeightSpan:
+    """The place of an external weight. Raises ValueError or KeyError. folder: the graph's."""
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    start, size = int(place.get("offset", 0)), int(place["length"])
+    return WeightSpan(folder / place["location"], start, size)
 
 
 def take_weights(graph: Message, folder: Path) -> Mapping[str, WeightSpan]:
@@ -144,9 +156,7 @@ def take_weights(graph: Message, folder: Path) -> Mapping[str, WeightSpan]:
         if 0 in tensor.dims:  # OpenVINO's reader would forget its other dimensions
             spans[tensor.name] = EMPTY
         elif tensor.external_data:
-            place = {entry.key: entry.value for entry in tensor.external_data}
-            start, size = int(place.get("offset", 0)), int(place["length"])
-            spans[tensor.name] = WeightSpan(folder / place["location"], start, size)
+            spans[tensor.name] = span_of(tensor, folder)
         else:
             kept.append(tensor)
             continue

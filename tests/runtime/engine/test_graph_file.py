@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapexport.runtime.openvino.graph_file import read_model
+from snapexport.runtime.engine.graph_file import read_model
 
 
 @pytest.mark.parametrize("data", [b"", b"\x3a", b"\x3a\x05ab", b"\x08\xff", b"\x0d\x00", b"\x7b"])

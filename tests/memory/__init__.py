@@ -1,0 +1,1 @@
+"""The resident memory of `snapexport serve` under load, beside its bound."""
