@@ -35,13 +35,12 @@ BROUGHT = {
     "refusals in a second, units, wrapping, typing ahead": (655, 1014, 4, 138, 404),
     "products without rounded activations, further models": (145, 244, 0, 18, 280),
     "scores learned on other texts": (604, 1004, 5, 339, 522),
-    "prompts' caches on disk": (582, 960, 7, 802, 777),
+    "prompts' caches on disk": (602, 987, 7, 838, 806),
     "one number for memory": (505, 880, 9, 0, 455),
-    "one graph for onnxruntime-genai": (676, 1095, 10, 39, 1200),
+    "one graph for onnxruntime-genai": (696, 1120, 10, 39, 1225),
     "fewer kernels in a GPU's step": (313, 532, 7, 31, 175),
 }
-"""Lines of code, shipped lines, files, lines that `LLM` reaches and lines of tests that new
-capabilities brought. They raise the bounds."""
+"""Lines of code, shipped, files, lines that `LLM` reaches, and of tests. They raise the bounds."""
 _CODE, _SHIPPED, _FILES, _REACHED, _TESTS = map(sum, zip(*BROUGHT.values(), strict=True))
 
 _CALIBRATED = r"[\"']calibrated[\"']|\bmean[-_ ]quer\w*|\bCalibrated\w*|\bcalibrated_votes"
