@@ -22,7 +22,7 @@ class PackedAttention:
 
 
 def _part_of_split(states: gs.Tensor) -> gs.Tensor | None:
-    """A Split's output that becomes these states by reshapes alone."""
+    """A Split's output that becomes these states by nothing but reshapes."""
     while only_reader(states) is not None and (made := producer(states)) is not None:
         if made.op == "Split":
             return states

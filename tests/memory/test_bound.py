@@ -28,7 +28,7 @@ def changed(server: ServerMemory, **options: Any) -> ServerMemory:
 
 
 def test_bound_is_the_sum_of_its_parts_and_holds_all_caches(server: ServerMemory) -> None:
-    bound, cache = server.bound(Queue(64)), cache_bytes(server.build.manifest)
+    bound, cache = server.with_queue(Queue(64)), cache_bytes(server.build.manifest)
     assert bound.nbytes == sum(part.nbytes for part in bound.parts)
     (caches,) = (part for part in bound.parts if part.name == "caches")
     assert (caches.nbytes, caches.source) == (cache.decode + cache.prefill, "exact")
@@ -37,15 +37,15 @@ def test_bound_is_the_sum_of_its_parts_and_holds_all_caches(server: ServerMemory
 
 def test_bound_grows_by_each_parked_row_and_waiting_request(server: ServerMemory) -> None:
     row = cache_bytes(server.build.manifest).decode // server.build.manifest.batch
-    few, many = (changed(server, parked_rows=n).bound(Queue(64)).nbytes for n in (1, 101))
+    few, many = (changed(server, parked_rows=n).with_queue(Queue(64)).nbytes for n in (1, 101))
     assert many - few >= 100 * row
-    assert server.bound(Queue(65)).nbytes > server.bound(Queue(64)).nbytes
+    assert server.with_queue(Queue(65)).nbytes > server.with_queue(Queue(64)).nbytes
 
 
 @pytest.mark.parametrize("mib", [600, 1000, 2500])
 def test_queue_of_a_memory_fits_into_it(server: ServerMemory, mib: int) -> None:
     queue = server.queue(mib * MIB)
-    assert server.bound(queue).nbytes <= mib * MIB
+    assert server.with_queue(queue).nbytes <= mib * MIB
     assert queue.max_pending <= server.options.max_pending
     assert queue.bodies >= queue.body >= 4 * 2064, "the longest prompt can be sent"
 
@@ -83,7 +83,7 @@ def test_command_refuses_before_it_loads(build: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["0", "-1GiB", "much"])
-def test_memory_that_is_no_size_is_refused(build: Path, tmp_path: Path, word: str) -> None:
+def test_unreadable_memory_sizes_are_refused(build: Path, tmp_path: Path, word: str) -> None:
     process = start(build, tmp_path, f"--memory={word}")
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 2 and "Traceback" not in errors

@@ -46,7 +46,7 @@ def config(build: Build, caches: Caches) -> dict[str, Any]:
 
 
 def _positions(manifest: Manifest) -> int:
-    """Of a full cache: those of L_max after which a whole block can still be written."""
+    """The longest context: after fewer positions of a full cache a whole block fits."""
     if manifest.geometry.compresses:
         return MOST_TOKENS
     return manifest.geometry.L_max - manifest.prefill_chunk + 1

@@ -119,7 +119,7 @@ async def test_loop_runs_while_a_large_body_is_parsed() -> None:
 
 
 async def _read(request: "FakeRequest") -> CompletionRequest:
-    async with BodyReader().held(request, CompletionRequest) as body:  # type: ignore[arg-type]
+    async with BodyReader().body(request, CompletionRequest) as body:  # type: ignore[arg-type]
         return body
 
 

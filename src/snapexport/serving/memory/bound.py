@@ -55,9 +55,9 @@ class ServerMemory:
         device = self.options.device in (None, "CPU")
         return device and self._backend in HELD and self.build.manifest.tensor_parallel == 1
 
-    def bound(self, queue: Queue) -> MemoryBound:
+    def with_queue(self, queue: Queue) -> MemoryBound:
         """The bound with these limits of requests."""
-        parts = [*self._of_build.parts(), *self._kept(), *self._of_requests(queue)]
+        parts = [*self._of_build.parts(), *self._cache_files(), *self._of_requests(queue)]
         loose = _LOOSE + int(_LOOSE_SHARE * sum(part.nbytes for part in parts))
         return MemoryBound((*parts, Part("allocator", loose, "measured")))
 
@@ -71,7 +71,7 @@ class ServerMemory:
                 "--memory bounds a build that one process runs on the CPU",
                 "leave it out, or use --backend onnxruntime or openvino",
             )
-        fitting = (one for one in queues if self.bound(one).nbytes <= memory)
+        fitting = (one for one in queues if self.with_queue(one).nbytes <= memory)
         if found := next(fitting, None):
             return found
         raise self._refusal(memory, queues[-1])
@@ -93,7 +93,7 @@ class ServerMemory:
             yield Queue(pending, least, 2 * least)
 
     def _refusal(self, memory: int, least: Queue) -> UserError:
-        bound = self.bound(least)
+        bound = self.with_queue(least)
         ways = [f"--memory {as_flag(bound.nbytes)}"]
         ways += self._with_less(memory, least)
         row, batch = self._of_build.row, self.build.manifest.batch
@@ -112,7 +112,7 @@ class ServerMemory:
             if not getattr(self.options, name):
                 continue
             without = ServerMemory(self.build, replace(self.options, **{name: value}))
-            taken = without.bound(least).nbytes
+            taken = without.with_queue(least).nbytes
             flag = flag_of(name)
             yield f"--memory {as_flag(taken)} without {flag}"
             of_row = int(self._of_build.row * (1 + _LOOSE_SHARE)) * (
@@ -145,7 +145,7 @@ class ServerMemory:
         """Bytes of the longest prompt's text."""
         return max(LEAST_BYTES, self._limits.longest_prompt * BYTES_PER_TOKEN)
 
-    def _kept(self) -> Iterator[Part]:
+    def _cache_files(self) -> Iterator[Part]:
         options, row = self.options, self._of_build.row
         rows = options.parked_rows + 1 if options.parked_rows else 0
         rows *= 2 if options.parked_dir else 1  # those that are written

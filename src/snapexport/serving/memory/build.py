@@ -33,7 +33,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What a library holds beside the caches; bytes, or factors of the weights' bytes.
+    """A library's memory beside the caches; bytes, or factors of the weights' bytes.
 
     library: with the server's own modules. copies: of the weights in each graph that has some.
     copies_of_integers: the same for weights of few bits, as bytes of a weight. graph: of the file
@@ -79,7 +79,7 @@ class BuildMemory:
     in_steps: frozenset[GraphName] = frozenset()
 
     def parts(self) -> Iterator[Part]:
-        """Of all that stays allocated while the build is served, and of the work of a step."""
+        """Memory that stays allocated while the build is served, and the work of a step."""
         yield Part("libraries", HELD[self.backend].library, "measured")
         yield Part("tokenizer", _TOKENIZER * self._size(TOKENIZER), "measured")
         yield Part("weights", weights_bytes(self._manifest), "exact")

@@ -43,7 +43,7 @@ def planned_bound(chosen: Recommendation) -> MemoryBound | None:
     folder = Path(str(options.model))
     server = ServerMemory(Build(folder, whole), ServeOptions(Path("build"), backend=backend))
     usual = [queue for queue in server.queues() if queue.max_pending == ServeOptions.max_pending]
-    return server.bound(usual[-1])
+    return server.with_queue(usual[-1])
 
 
 def _with_graphs(manifest: Manifest, options: BuildOptions, model: PlannedModel) -> Manifest:
@@ -53,7 +53,7 @@ def _with_graphs(manifest: Manifest, options: BuildOptions, model: PlannedModel)
         sizes = options.smaller_batches if kind.sized_by == "batch" else ()
         for each in (name, *(f"{name}.{size}" for size in sizes)):
             graphs[each] = GraphEntry(
-                file=f"{each}.onnx", sha256="", inputs=_listed(given), outputs=_listed(made)
+                file=f"{each}.onnx", sha256="", inputs=_list(given), outputs=_list(made)
             )
     stored = stored_bytes(model, options)
     weights = [WeightFile(file="weights/all", size=stored, header_sha256="", sha256=None)]
@@ -64,7 +64,7 @@ def _with_graphs(manifest: Manifest, options: BuildOptions, model: PlannedModel)
     )
 
 
-def _listed(specs: Specs) -> list[TensorSpec]:
+def _list(specs: Specs) -> list[TensorSpec]:
     return [
         TensorSpec(name=name, dtype=dtype, shape=[*shape]) for name, (dtype, shape) in specs.items()
     ]

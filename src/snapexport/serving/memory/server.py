@@ -29,7 +29,7 @@ class BoundedServer:
         """Loads nothing. Raises UserError for a build that can't fit into `options.memory`."""
         server = ServerMemory(Build.open(options.build), options)
         queue = server.queue(options.memory)
-        bound = server.bound(queue) if server.is_bounded else None
+        bound = server.with_queue(queue) if server.is_bounded else None
         if bound and options.memory:
             bound = bound.within(options.memory)
         return cls(replace(options, max_pending=queue.max_pending), queue, bound)
@@ -58,7 +58,7 @@ class BoundedServer:
                     f"{spelled(self.bound.nbytes - left)} as was counted",
                     f"use --memory {as_flag(needed)}",
                 )
-            self.bound = replace(self.bound, parts=(*self.bound.parts, _found(beyond)))
+            self.bound = replace(self.bound, parts=(*self.bound.parts, _further(beyond)))
         model.memory_bound = self.bound.nbytes
 
     def watch(self, model: Model) -> Coroutine[Any, Any, Any]:
@@ -70,5 +70,5 @@ class BoundedServer:
         return watch.run()
 
 
-def _found(nbytes: int) -> Part:
+def _further(nbytes: int) -> Part:
     return Part("beyond what was counted", nbytes, "measured")

@@ -187,7 +187,7 @@ class Api:
         self, endpoint: Endpoint, readers: BoundedThreads, request: Request
     ) -> Response:
         self._require_memory()
-        async with self.bodies.held(request, endpoint.body) as body:
+        async with self.bodies.body(request, endpoint.body) as body:
             await require_client(request)
             self._require(body.model)
             prepared = await readers.run(endpoint.prepare, self.model, body)
@@ -207,7 +207,7 @@ class Api:
     async def _compute(
         self, utility: Utility, threads: BoundedThreads, request: Request
     ) -> Response:
-        async with self.bodies.held(request, utility.body) as body:
+        async with self.bodies.body(request, utility.body) as body:
             await require_client(request)
             if (name := getattr(body, "model", None)) is not None:
                 self._require(name)

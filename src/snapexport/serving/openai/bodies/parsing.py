@@ -251,7 +251,7 @@ class BodyReader:
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
-    async def held(self, request: Request, kind: type[Body]) -> AsyncIterator[Body]:
+    async def body(self, request: Request, kind: type[Body]) -> AsyncIterator[Body]:
         """The request's body, whose fields are right, counted until the block ends.
 
         Raises ApiError.
