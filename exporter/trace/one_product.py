@@ -3,7 +3,7 @@
        q, k, v = x Wq^T + bq, x Wk^T + bk, x Wv^T + bv
     -> q, k, v = Split(x W^T + b), with the rows of Wq, Wk and Wv in W
 
-Two kernels take the place of three or more. W is no further copy: its rows lie one after another in
+Two kernels take the place of three or more. W is no further copy: its rows follow each other in
 one file (`weights/joined.py`), each matrix under its own name. Two products, such as an MLP's gate
 and up, would become two kernels again, and stay.
 """
@@ -144,12 +144,12 @@ def _join(
     """Put one product and a Split in the place of a group."""
     first = group[0]
     parts = [
-        _joined(graph, [product.parts[i] for product in group], sources, joined)
+        _join_parts(graph, [product.parts[i] for product in group], sources, joined)
         for i in range(len(first.parts))
     ]
-    nodes = _multiplied(group, parts)
+    nodes = _product_nodes(group, parts)
     if first.bias is not None:
-        bias = _joined(graph, [product.bias for product in group], sources, joined)
+        bias = _join_parts(graph, [product.bias for product in group], sources, joined)
         nodes.append(ir.node("Add", [nodes[-1].outputs[0], bias]))
     out, of_one = nodes[-1].outputs[0], first.output
     out.type = of_one.type
@@ -171,7 +171,7 @@ def _first_node(graph: ir.Graph, group: Group) -> ir.Node:
     return next(node for node in graph if node in nodes)
 
 
-def _multiplied(group: Group, parts: list[ir.Value | None]) -> list[ir.Node]:
+def _product_nodes(group: Group, parts: list[ir.Value | None]) -> list[ir.Node]:
     """The nodes of one product, of joined parts."""
     first = group[0]
     if first.nodes[0].op_type == "Transpose":
@@ -184,7 +184,7 @@ def _multiplied(group: Group, parts: list[ir.Value | None]) -> list[ir.Node]:
     return [ir.node(BLOCK_MATMUL, [first.states, *parts], attributes, domain=TRACE_DOMAIN)]
 
 
-def _joined(
+def _join_parts(
     graph: ir.Graph,
     parts: list[ir.Value | None],
     sources: dict[str, str],

@@ -22,7 +22,7 @@ class PackedAttention:
 
 
 def _part_of_split(states: gs.Tensor) -> gs.Tensor | None:
-    """A Split's output that becomes these states by reshapes alone."""
+    """A Split's output that becomes these states by reshapes only."""
     while only_reader(states) is not None and (made := producer(states)) is not None:
         if made.op == "Split":
             return states
@@ -35,6 +35,6 @@ def _part_of_split(states: gs.Tensor) -> gs.Tensor | None:
 def _has_just(split: gs.Node, parts: list[gs.Tensor | None]) -> bool:
     """Whether the parts are the Split's outputs in order, of one token each."""
     return len(split.outputs) == len(parts) and all(
-        one is other and len(one.shape or ()) == 3 and one.shape[1] == 1
+        len(one.shape or ()) == 3 and one.shape[1] == 1 and one is other
         for one, other in zip(split.outputs, parts, strict=True)
     )

@@ -32,7 +32,7 @@ class OneRotation:
 
 
 def _rotation(out: gs.Tensor) -> gs.Node | None:
-    """What rotates a Split's output [B,1,H*D], as [B,H,1,D]."""
+    """The node that rotates a Split's output [B,1,H*D], as [B,H,1,D]."""
     heads = only_reader(out)
     reader = only_reader(heads.outputs[0]) if heads is not None and heads.op == "Reshape" else None
     rotates = reader is not None and reader.op == "RotaryEmbedding" and len(reader.inputs) == 3
