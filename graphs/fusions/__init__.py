@@ -1,7 +1,7 @@
 """Fusions: fewer operators, and so fewer kernels, with the same results.
 
-A decode step on a GPU reads each weight once. What it takes beyond that is mostly the start of some
-20 kernels in each layer. `python -m tools.studies.cuda_stub BUILD` counts them without a GPU.
+A decode step on a GPU reads each weight once, and starts some 20 kernels in each layer, each of
+which takes some microseconds. `python -m tools.studies.cuda_stub BUILD` counts them without a GPU.
 
     residual and norm    2 kernels -> 1
     x * sigmoid(x)       2 -> 1

@@ -72,7 +72,7 @@ def products_apart() -> Iterator[None]:
         TARGETS["onnxruntime"] = record
 
 
-def timed(made: Build, device: Device, rate: float) -> dict[str, Any]:
+def step_times(made: Build, device: Device, rate: float) -> dict[str, Any]:
     """Milliseconds of a step for each number of requests, and as multiples of the roofline."""
     with device.opened(made) as executor:
         words = np.random.default_rng(0)
@@ -88,7 +88,7 @@ def timed(made: Build, device: Device, rate: float) -> dict[str, Any]:
 
 
 def least_bytes(made: Build, rows: int) -> int:
-    """What a step has to read: all weights but the embedding's other rows, and full caches."""
+    """Bytes that a step reads: all weights but the embedding's other rows, and full caches."""
     manifest = made.manifest
     weights = sum(one.size for one in manifest.weights if "embed_tokens" not in one.file)
     graph = manifest.graphs["decode"]
@@ -113,7 +113,7 @@ def logits(made: Build, backend: BackendName, form: PrefillForm, steps: int) -> 
     return np.stack(rows)
 
 
-def compared(device: Device, work: Path) -> dict[str, dict[str, float]]:
+def compare(device: Device, work: Path) -> dict[str, dict[str, float]]:
     """For each small build: the largest difference over the deviation, and equal top tokens."""
     gpu: BackendName = "onnxruntime" if device.dry else "onnxruntime-cuda"
     found = {}
@@ -160,9 +160,9 @@ def measure(device: Device, work: Path) -> Iterator[dict[str, Any]]:
         else:
             made = build(checkpoint, out, **options)
         shutil.rmtree(checkpoint)
-        yield {name: timed(made, device, rate)}
+        yield {name: step_times(made, device, rate)}
         shutil.rmtree(out)
-    yield {"gpu_and_cpu": compared(device, work)}
+    yield {"gpu_and_cpu": compare(device, work)}
 
 
 def main(argv: list[str] | None = None) -> None:
