@@ -31,7 +31,8 @@ def under_load(build: Path, backend: str) -> Readings:
     """In the least memory that holds a queue of 16."""
     options = ServeOptions(build, backend=backend, max_pending=16)  # type: ignore[arg-type]
     server = ServerMemory(Build.open(build), options)
-    memory = min(server.with_queue(queue).nbytes for queue in server.queues() if queue.max_pending == 16)
+    queues = (queue for queue in server.queues() if queue.max_pending == 16)
+    memory = min(server.with_queue(queue).nbytes for queue in queues)
     flags = ("--backend", backend, "--max-pending", "16", "--memory", str(memory))
     with loaded(build, *flags) as (serving, load):
         return asyncio.run(measured(serving, load, CALM, CLIENTS))
