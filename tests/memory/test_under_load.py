@@ -31,8 +31,7 @@ def under_load(build: Path, backend: str) -> Readings:
     """In the least memory that holds a queue of 16."""
     options = ServeOptions(build, backend=backend, max_pending=16)  # type: ignore[arg-type]
     server = ServerMemory(Build.open(build), options)
-    queues = (queue for queue in server.queues() if queue.max_pending == 16)
-    memory = min(server.with_queue(queue).nbytes for queue in queues)
+    memory = min(server.with_queue(q).nbytes for q in server.queues() if q.max_pending == 16)
     flags = ("--backend", backend, "--max-pending", "16", "--memory", str(memory))
     with loaded(build, *flags) as (serving, load):
         return asyncio.run(measured(serving, load, CALM, CLIENTS))
