@@ -38,7 +38,7 @@ BROUGHT = {
     "scores learned on other texts": (604, 1004, 5, 339, 522),
     "prompts' caches on disk": (582, 960, 7, 802, 777),
     "one graph for onnxruntime-genai": (676, 1095, 10, 39, 1200),
-    "fewer kernels in a GPU's step": (313, 532, 7, 31, 175),
+    "fewer kernels in a GPU's step": (315, 537, 7, 31, 175),
 }
 """Lines of code, shipped ones, files, lines that `LLM` reaches, and of tests: they raise bounds."""
 _CODE, _SHIPPED, _FILES, _REACHED, _TESTS = map(sum, zip(*BROUGHT.values(), strict=True))

@@ -109,12 +109,17 @@ def _product(trace: Traced, node: ir.Node) -> _Product | None:
     attributes = [(k, v.value) for k, v in sorted(node.attributes.items()) if k not in _OF_EACH]
     shapes = [part and (part.dtype, *(part.shape or ())[1:]) for part in parts]
     form = (node.op_type, bias is None, *attributes, *shapes)
-    last = (node,) if bias is None else (node, node.outputs[0].uses()[0].node)
-    return _Product((*before, *last), states, tuple(parts), bias, int(weight.shape[0]), form)
+    last = (node,) if bias is None else (node, _reader(node.outputs[0]))
+    return _Product((*before, *last), states, tuple(parts), bias, weight.shape.numpy()[0], form)
 
 
 def _once(value: ir.Value) -> bool:
     return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def _reader(value: ir.Value) -> ir.Node:
+    """The first node that reads a value."""
+    return next(iter(value.uses())).node
 
 
 def _is_weight(trace: Traced, value: ir.Value) -> bool:
@@ -130,7 +135,7 @@ def _bias(trace: Traced, node: ir.Node) -> ir.Value | None:
     (out,) = node.outputs
     if not _once(out):
         return None
-    added = out.uses()[0].node
+    added = _reader(out)
     other = added.inputs[1] if added.op_type == "Add" and added.inputs[0] is out else None
     return other if other is not None and _is_weight(trace, other) and _is_vector(other) else None
 
@@ -197,7 +202,7 @@ def _join_parts(
     members = tuple(sources.pop(str(part.name)) for part in present)
     name, shape = joined_name(members[0], len(members)), present[0].shape
     assert shape is not None
-    rows = sum(int(part.shape[0]) for part in present if part.shape)  # type: ignore[arg-type]
+    rows = sum(part.shape.numpy()[0] for part in present if part.shape is not None)
     made = ir.Value(name=name, type=present[0].type, shape=ir.Shape([rows, *shape[1:]]))
     graph.initializers[name] = made
     for part in present:

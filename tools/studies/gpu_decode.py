@@ -27,6 +27,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import tensor_bytes
 from snapexport.contract.names import is_past
 from snapexport.contract.targets import TARGETS
+from snapexport.files.dtypes import DType
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import PrefillForm
 from snapexport.runtime.engine.open_executor import BackendName, open_executor
@@ -99,7 +100,7 @@ def logits(made: Build, backend: BackendName, form: PrefillForm, steps: int) -> 
     """[2+2*steps, V]: after two prompts, and after each forced token of both."""
     executor = open_executor(made, backend=backend, prefill=form)
     assert isinstance(executor, Executor)
-    words, slots = np.random.default_rng(0), np.arange(2)
+    words, slots = np.random.default_rng(0), range(2)
     lengths, rows = np.array([made.manifest.geometry.L_max * 3 // 4, 100]), []
     for slot, length in enumerate(lengths):
         prompt = words.integers(5, 250, length).tolist()
@@ -143,7 +144,7 @@ def measure(device: Device, work: Path) -> Iterator[dict[str, Any]]:
     rate = max(probe.labels["amount"] / probe.timed() for _ in range(ROUNDS))
     yield {"device": device.described(), "bytes_per_second": rate}
     sizes = DRY_SIZES if device.dry else SIZES
-    dtype = "fp16" if device.dry else "bf16"
+    dtype: DType = "fp16" if device.dry else "bf16"
     batch = 4 if device.dry else 16
     options = STEPS | sizes | {"dtype": dtype, "batch": batch, "share_weights": True}
     for name, share, apart in (
