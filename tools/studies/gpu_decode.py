@@ -100,7 +100,7 @@ def logits(made: Build, backend: BackendName, form: PrefillForm, steps: int) -> 
     """[2+2*steps, V]: after two prompts, and after each forced token of both."""
     executor = open_executor(made, backend=backend, prefill=form)
     assert isinstance(executor, Executor)
-    words, slots = np.random.default_rng(0), np.arange(2)
+    words, slots = np.random.default_rng(0), range(2)
     lengths, rows = np.array([made.manifest.geometry.L_max * 3 // 4, 100]), []
     for slot, length in enumerate(lengths):
         prompt = words.integers(5, 250, length).tolist()
