@@ -1,7 +1,9 @@
 """Lends mapped weights to ONNX Runtime's sessions, so that all graphs of a build share one map.
 
 Each session would map the files anew: a page that five graphs read then counts five times in the
-memory of the process. A weight that can't be lent is left to ONNX Runtime, which reads it itself.
+memory of the process. A weight that can't be lent is left to ONNX Runtime, which reads it itself:
+also each vector, since ONNX Runtime 1.32 gives a bias another shape where it moves a transpose
+over a sum, and then takes the lent one in its old shape.
 """
 
 from collections.abc import Collection, Iterator
@@ -66,11 +68,11 @@ class SharedWeights:
                 yield tensor.name, array
 
     def _array(self, tensor: Message, folder: Path) -> np.ndarray[Any, Any] | None:
-        """A weight in mapped memory; None: it is not of a known file, type or size."""
+        """A matrix in mapped memory; None: it is a vector, or not of a known file, type or size."""
         kind = _TYPES.get(tensor.data_type)
         try:
             span, shape = span_of(tensor, folder), tuple(tensor.dims)
-            if kind is None or span.file not in self._known:
+            if kind is None or len(shape) < 2 or span.file not in self._known:
                 return None
             if min(shape, default=1) < 1 or prod(shape) * np.dtype(kind).itemsize != span.nbytes:
                 return None
