@@ -202,9 +202,9 @@ def _run(build: Build, name: str, session: Any) -> Counter[str]:
     for _ in range(2):
         run()
     del buffers  # ONNX Runtime holds their addresses alone
-    told = ctypes.CDLL(RUNTIME).stub_work
-    told.restype = ctypes.c_char_p
-    mangled = "\n".join(one.decode() for one in iter(map(told, count()).__next__, None))
+    work_of = ctypes.CDLL(RUNTIME).stub_work
+    work_of.restype = ctypes.c_char_p
+    mangled = "\n".join(one.decode() for one in iter(map(work_of, count()).__next__, None))
     plain = subprocess.run(["c++filt"], input=mangled, check=True, capture_output=True, text=True)
     return Counter(map(short, plain.stdout.splitlines()))
 

@@ -2,7 +2,7 @@
 
 usage: python -m tools.studies.quality.two_facts BUILD ... --documents DOMAIN=FOLDER ... --out FILE
 
-Each text, 1,500 tokens unless told otherwise, holds a number of seven digits and an id of 13
+Each text, of --tokens, holds a number of seven digits and an id of 13
 characters, or a Python function in place of the id in every third text. The answer is forced; it is
 found if each of its tokens is the likeliest. `BUILD@` stands for a build's full cache (--baseline).
 Builds need --batch 1 and the same tokenizer.

@@ -46,6 +46,7 @@ def test_mobius_reads_a_gguf_file_by_a_command_of_its_own(source: str, words: li
     assert line[line.index("--max-seq-len") + 1] == "512"
 
 
+@pytest.mark.slow
 def test_packed_builds_share_their_graphs_and_have_weights_of_their_own(tmp_path: Path) -> None:
     builds = Builds(CHECKPOINT, tmp_path, chunk=64)
     made, packed = builds.get(256, 64), builds.packed(256, 64)

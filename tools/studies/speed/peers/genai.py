@@ -32,9 +32,9 @@ _OURS: "dict[str, tuple[int, Quantization | None]]" = {
 
 
 def variants(scene: "Scene") -> Iterator["Variant"]:
-    """The generator behind prompts and the shortest context, its graph behind all contexts.
+    """The generator after prompts and the shortest context, its graph after all contexts.
 
-    A folder of `snapexport genai` is run by the generator alone.
+    A folder of `snapexport genai` is run by the generator only.
     """
     from tools.studies.speed.peers.process import Variant
 

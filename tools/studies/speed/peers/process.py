@@ -118,7 +118,7 @@ class Worker:
         return [int(token) for token in gave]
 
     def request(self, tokens: Sequence[int], count: int) -> dict[str, Any]:
-        """What worker.py tells of a request for `count` tokens. Raises PeerError."""
+        """The answer of worker.py to a request for `count` tokens. Raises PeerError."""
         took: dict[str, Any] = self._told("request", {"tokens": list(tokens), "count": count})
         gave: dict[str, Any] = took["gave"]
         return gave

@@ -21,8 +21,8 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
 
     Prepacked: with a second copy of the weights, as the libraries have that rearrange theirs.
     Integer weights always are. Packed: that copy is a file, which both graphs map. In blocks: each
-    block of a prompt is compressed as it comes. Caches of a dtype of their own stand beside fp32
-    alone.
+    block of a prompt is compressed as it comes. Caches of a dtype of their own are of
+    fp32 builds only.
     """
     from snapexport.contract.graph_options import GraphOptions
     from tools.studies.speed.builds import IN_BLOCKS, IN_INT8, PLAIN
