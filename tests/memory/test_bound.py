@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+from snapexport.builder.plan import PlanRequest, make_plan
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes
 from snapexport.errors import UserError
 from snapexport.serving.memory.bound import Queue, ServerMemory
+from snapexport.serving.memory.planned import planned_bound
 from snapexport.serving.memory.watch import Watch
 from snapexport.serving.options import ServeOptions
+from snapexport.vault import CHECKPOINT
 from tests.memory.load import Readings, problems
 from tests.serving.process import SECONDS, start
 
@@ -72,6 +75,15 @@ def test_rows_that_the_refusal_names_fit(server: ServerMemory) -> None:
         changed(server, parked_rows=10_000).queue(memory)
     rows = int(str(error.value.hint).partition("--parked-rows ")[2].partition(";")[0])
     assert changed(server, parked_rows=rows).queue(memory)
+
+
+def test_plan_counts_what_the_server_of_its_build_counts(server: ServerMemory) -> None:
+    manifest, usual = server.build.manifest, server.options.max_pending
+    flags = {"L_max": 2064, "kv_budget": 128, "batch": 8, "prefill_chunk": 256}
+    made = make_plan(PlanRequest(1 << 30, {"model": CHECKPOINT, **flags}))
+    planned = planned_bound(made.recommendation.alternative, manifest.batch)
+    least = [queue for queue in server.queues() if queue.max_pending == usual][-1]
+    assert planned and 1 <= planned.nbytes / server.with_queue(least).nbytes < 1.05
 
 
 def test_command_refuses_before_it_loads(build: Path, tmp_path: Path) -> None:

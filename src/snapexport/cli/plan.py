@@ -18,7 +18,7 @@ from rich.table import Table
 
 from snapexport.builder.plan import Plan, PlanRequest, make_plan
 from snapexport.builder.plan.alternatives import Alternative, Recommendation, reasons
-from snapexport.builder.plan.plan import parts
+from snapexport.builder.plan.plan import parts, plan_report
 from snapexport.builder.plan.request import command, parse_memory
 from snapexport.cli import build, flags
 from snapexport.cli.console import OUT, say
@@ -86,14 +86,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the alternatives and the recommendation."""
     given = flags.values(arguments, helps(), arguments.L_max)
-    request = PlanRequest(parse_memory(arguments.memory), given)
+    request = PlanRequest(parse_memory(arguments.memory), given, planned_bound)
     plan = make_plan(request)
     if arguments.json:
-        from snapexport.builder.plan.plan import plan_report
-
-        bound = planned_bound(plan.recommendation)
-        served = {"served_bytes": bound.nbytes if bound else None}
-        print(json.dumps(plan_report(plan) | served))
+        print(json.dumps(plan_report(plan)))
     else:
         _print_plan(plan)
     return 0
@@ -150,7 +146,7 @@ def _batch(plan: Plan, option: Alternative) -> int:
 
 def _cells(option: Alternative, batch: int) -> list[str]:
     taken = option.at(batch)
-    sizes = (taken.decode_cache, taken.prefill_cache, taken.prefill_peak, taken.decode_resident)
+    sizes = taken.decode_cache, taken.prefill_cache, option.peak(batch), taken.decode_resident
     return [str(batch), *map(spelled, (*sizes, option.step_bytes(batch)))]
 
 
@@ -173,7 +169,7 @@ def _print_recommendation(plan: Plan, title: str, chosen: Recommendation) -> Non
     OUT.print(f"\n{title}", style="bold")
     for line in reasons(plan.request, chosen):
         say(f"  {line}", console=OUT)
-    say(f"  peak: {spelled(taken['prefill_peak'])} = {counted}", console=OUT)
-    if bound := planned_bound(chosen):
-        say(f"  served: --memory {as_flag(bound.nbytes)} or more = {bound}", console=OUT)
+    bound = planned_bound(chosen.alternative, chosen.batch)
+    served = f"at most {bound} (serve --memory {as_flag(bound.nbytes)})" if bound else ""
+    say(f"  peak: {served or spelled(taken['prefill_peak']) + ' = ' + counted}", console=OUT)
     OUT.print(f"\n{command(chosen.options)}")

@@ -45,7 +45,7 @@ class Alternative:
     def most_slots(self) -> int:
         """The most batch slots that fit; 0 if none does."""
         most = max(MOST_SLOTS, self.request["batch"] or 0)
-        return largest(most, lambda batch: self.at(batch).prefill_peak <= self.request.memory)
+        return largest(most, lambda batch: self.peak(batch) <= self.request.memory)
 
     def options(self, batch: int) -> BuildOptions:
         """The options of the build for this batch."""
@@ -55,6 +55,11 @@ class Alternative:
         """The memory of the build for this batch."""
         options = self.options(batch)
         return footprint(self.model, options, self.geometry, self.chunk, self._tensors)
+
+    def peak(self, batch: int) -> int:
+        """The most bytes of the process: its bound where it has one, or else the estimated peak."""
+        bound = self.request.bound(self, batch)
+        return int(bound.nbytes if bound else self.at(batch).prefill_peak)
 
     def step_bytes(self, batch: int) -> int:
         """Bytes that a decode step of all batch slots reads: the weights, and all caches.
@@ -234,7 +239,7 @@ def _chunk(request: PlanRequest, chosen: Recommendation) -> Iterator[str]:
 
 
 def _batch(request: PlanRequest, chosen: Recommendation) -> str:
-    left = spelled(request.memory - chosen.alternative.at(chosen.batch).prefill_peak)
+    left = spelled(request.memory - chosen.alternative.peak(chosen.batch))
     most = chosen.alternative.most_slots
     if chosen.batch < most:
         why = (

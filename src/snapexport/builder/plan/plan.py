@@ -6,6 +6,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 from snapexport.builder import BuildOptions
@@ -116,13 +117,12 @@ def _nothing_fits(
     request: PlanRequest, model: PlannedModel, found: Sequence[Alternative]
 ) -> UserError:
     batch = request["batch"] or 1
-    least = min(found, key=lambda option: option.at(batch).prefill_peak)
-    taken = least.at(batch)
-    ways = [f"--memory {as_flag(taken.prefill_peak)} with {chosen_flags(least.options(batch))}"]
-    ways += _smaller_weights(request, model, taken.prefill_peak)
+    needed, least = min(((one.peak(batch), one) for one in found), key=itemgetter(0))
+    ways = [f"--memory {as_flag(needed)} with {chosen_flags(least.options(batch))}"]
+    ways += _smaller_weights(request, model, needed)
     return UserError(
-        f"nothing fits into {spelled(request.memory)}: the least is {spelled(taken.prefill_peak)}, "
-        f"{spelled(taken.weights)} of it weights",
+        f"nothing fits into {spelled(request.memory)}: the least is {spelled(needed)}, "
+        f"{spelled(least.at(batch).weights)} of it weights",
         "what would: " + "; ".join(ways),
     )
 
@@ -138,7 +138,7 @@ def _smaller_weights(request: PlanRequest, model: PlannedModel, needed: int) -> 
             found = alternatives(_with_dtype(other, model.stored), model)
         except UserError:
             continue  # not supported on this target
-        least = min(option.at(batch).prefill_peak for option in found)
+        least = min(option.peak(batch) for option in found)
         if least < needed:
             ways.append(f"--memory {as_flag(least)} if {flag_of(field)} {value} is added")
     return ways
@@ -190,13 +190,13 @@ def _choice(option: Alternative) -> dict[str, Any]:
 
 
 def _sizes(option: Alternative, batch: int) -> dict[str, Any]:
-    taken = option.at(batch)
+    left = option.request.memory - option.peak(batch)
     return {
         "batch": batch,
-        "fits": taken.prefill_peak <= option.request.memory,
-        "left_bytes": option.request.memory - taken.prefill_peak,
+        "fits": left >= 0,
+        "left_bytes": left,
         "decode_step_bytes": option.step_bytes(batch),
-        "bytes": parts(taken),
+        "bytes": parts(option.at(batch)),
     }
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,13 @@ _LIKE = "write it like 80GiB, 24GB or 512M"
 class PlanRequest:
     """memory: all bytes of the machine. given: fields of BuildOptions; the plan chooses the others.
 
-    `model` and `L_max` are required. None: not given.
+    `model` and `L_max` are required. None: not given. bound: that of a process which runs an
+    alternative with a batch, as `nbytes`; None: it has none, and the peak is estimated.
     """
 
     memory: int
     given: Mapping[str, Any]
+    bound: Callable[[Any, int], Any] = lambda alternative, batch: None
 
     def __post_init__(self) -> None:
         if self.memory < 1:

@@ -1,14 +1,11 @@
-"""Bounds the memory of serving a build that is not made yet, by the same count as for one that is.
-
-Its graphs follow from the plan's options, and its weights from the checkpoint's headers.
-"""
+"""Bounds the memory of serving a build that is not made yet, by the same count as for one that is."""
 
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
 from snapexport.builder import BuildOptions
-from snapexport.builder.plan.alternatives import Recommendation
+from snapexport.builder.plan.alternatives import Alternative
 from snapexport.builder.plan.footprint import planned_manifest
 from snapexport.builder.plan.model import PlannedModel
 from snapexport.builder.plan.weights import stored_bytes
@@ -29,15 +26,15 @@ _BACKENDS: Mapping[str, BackendName] = {
 """The backend that serves a target's builds on a CPU."""
 
 
-def planned_bound(chosen: Recommendation) -> MemoryBound | None:
+def planned_bound(alternative: Alternative, batch: int) -> MemoryBound | None:
     """The least `--memory` that serves a planned build with the usual queue; None: not on a CPU."""
-    options, alternative = chosen.options, chosen.alternative
+    options = alternative.options(batch)
     backend = _BACKENDS.get(options.target)
     if backend is None or options.tensor_parallel > 1:
         return None
     model = alternative.model
     manifest = planned_manifest(
-        model.facts, options, alternative.geometry, alternative.chunk, chosen.batch
+        model.facts, options, alternative.geometry, alternative.chunk, batch
     )
     whole = _with_graphs(manifest, options, model)
     folder = Path(str(options.model))
