@@ -32,7 +32,7 @@ BROUGHT = {
     "head budgets over the whole model, measured by a build": (177, 263, 0, 119, 59),
     "MLX, torchao, and what other checkpoints have": (358, 624, 6, 34, 439),
     "health beside long prompts, tools on any template": (211, 343, 2, 64, 168),
-    "refusals in a second, units, wrapping, typing ahead": (655, 1014, 4, 138, 404),
+    "refusals in a second, units, wrapping, typing ahead": (655, 1014, 4, 138, 415),
     "products without rounded activations, further models": (145, 244, 0, 18, 280),
     "scores learned on other texts": (604, 1004, 5, 339, 522),
     "prompts' caches on disk": (602, 987, 7, 838, 806),

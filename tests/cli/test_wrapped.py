@@ -54,3 +54,11 @@ def test_code_and_tables_stay_as_they_are() -> None:
 def test_commands_in_notes_stay_whole() -> None:
     command = "`snapexport generate llama.build --prompt-file report.txt`"
     assert fold(f"{'word ' * 10}{command} x") == f"{('word ' * 10).strip()}\n{command} x"
+
+
+@given(numbers=st.lists(st.integers(0, 9999), min_size=1, max_size=40))
+def test_numbers_with_units_stay_whole_within_80_columns(numbers: list[int]) -> None:
+    text = ", ".join(f"part {number} MiB" for number in numbers)
+    lines = fold(text).split("\n")
+    assert " ".join(lines) == text and max(map(len, lines)) <= 80
+    assert all(not line.startswith("MiB") for line in lines)

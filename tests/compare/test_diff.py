@@ -141,7 +141,9 @@ def test_rounded_weights_are_not_the_reason_where_positions_were_dropped(
 ) -> None:
     common = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 16}
     made = build(CHECKPOINT, tmp_path / "b", weights="int4", prompt_cache_dtype="fp16", **common)
-    assert main(["diff", str(made.directory), "--steps", "2"]) == 0
-    out = capsys.readouterr().out
+    assert main(["diff", str(made.directory), "--steps", "2", "--progress", "plain"]) == 0
+    out, err = capsys.readouterr()
+    runs = [line.partition(" runs")[0] for line in err.splitlines() if " runs" in line]
+    assert runs == ["1 of 4", "2 of 4", "3 of 4", "4 of 4"], "not a line for each run"
     assert "compressed: the cost of the smaller cache" in out and "quantized: " in out
     assert [line.split()[-1] for line in out.splitlines() if " decode " in line][-1] == "compressed"

@@ -128,9 +128,10 @@ def look(
     config: "PretrainedConfig", family: Family, whole: "PretrainedConfig | None" = None
 ) -> Decoder:
     """Look at the model of a config, or at the text part of `whole`. Raises UserError."""
-    described = json.dumps(
-        [family.name, config.to_dict(), whole and whole.to_dict()], sort_keys=True, default=str
-    )
+    found = [config.to_dict(), whole.to_dict() if whole else {}]
+    for one in found:
+        one.pop("_name_or_path", None)  # a temporary folder
+    described = json.dumps([family.name, *found], sort_keys=True, default=str)
     if described not in _looked_at:
         with in_users_words(_UNSEEN, _OTHERS):
             _looked_at[described] = _look(config, family, whole)

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
 from snapexport.cli import flags
@@ -57,7 +57,7 @@ class BenchProgress(Shown):
 
     def __init__(self) -> None:
         columns = DESCRIPTION, BarColumn(), MofNCompleteColumn()
-        super().__init__(*columns, TimeRemainingColumn(), total=None)
+        super().__init__(*columns, TimeElapsedColumn(), TimeRemainingColumn(), total=None)
 
     def update(self, what: str, done: int, total: int) -> None:
         """Show how many of a part's measurements are done."""

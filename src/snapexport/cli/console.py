@@ -106,11 +106,11 @@ def columns() -> int:
 def fold(text: str) -> str:
     """Prose of 80 columns, or the terminal's if it is narrower. Commands in `...` stay whole."""
     parts: list[str] = []
-    whole = _WHOLE.sub(lambda found: found[0].replace(" ", "\0"), text)
+    whole = _WHOLE.sub(lambda found: found[0].replace(" ", "\xa0"), text)
     wrap = Wrapped(parts.append, lambda: min(80, columns()))
     wrap(whole)
     wrap.end()
-    return "".join(parts).replace("\0", " ")
+    return "".join(parts).replace("\xa0", " ")
 
 
 def say(text: str, style: str | None = None, console: Console = ERR) -> None:

@@ -14,7 +14,6 @@ examples:
 import argparse
 import json
 import random
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 from snapexport.cli import flags, prompt
-from snapexport.cli.console import ERR, OUT, say
+from snapexport.cli.console import OUT, say
+from snapexport.cli.progress import AnswerProgress, add_progress
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, needs_extra
 from snapexport.runtime.engine.limits import Limits
@@ -80,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what runs the build's graphs: onnxruntime, tensorrt (the engines that `snapexport "
         "engine` built for this GPU), or both, separated by a comma (default: onnxruntime)",
     )
+    add_progress(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -93,10 +94,11 @@ def run(arguments: argparse.Namespace) -> int:
     with needs_extra("build"):
         from snapexport.compare.diff import compare_build
     loaders = _loaders(build, arguments.backends)
-    with ERR.status("comparing") if ERR.is_terminal else nullcontext():
-        found = compare_build(
-            build, arguments.model, prompts, arguments.steps, loaders, arguments.adapter
-        )
+    model, adapter = arguments.model, arguments.adapter
+    graphs = (1 + build.has_baseline) * max(1, len(loaders))
+    with AnswerProgress((1 + graphs) * len(prompts), "runs") as progress:
+        advance = progress.advance
+        found = compare_build(build, model, prompts, arguments.steps, loaders, adapter, advance)
     if arguments.json:
         print(json.dumps({"differences": [asdict(difference) for difference in found]}))
     else:

@@ -110,6 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
     if ERR.is_terminal:
         what = f"{grid.records} answers and continuations of {len(grid.systems)} caches"
         expected = estimate(grid)
+        if expected.seconds > options.seconds:
+            what += f", of which {duration(options.seconds)} are taken (--minutes 0 for all)"
         print_estimate(what, expected.seconds, expected.nbytes)
     try:
         with AnswerProgress(grid.records) as progress:

@@ -75,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(report | ({"prompt": kept} if kept else {})))
         return 0
     print_summary(build)
-    _print_operators(report["operators"])
+    if not kept:
+        _print_operators(report["operators"])
     if arguments.verify:
         _print_verified(verified)
     if kept:

@@ -13,6 +13,7 @@ examples:
 import argparse
 import dataclasses
 import json
+from contextlib import nullcontext
 
 from rich.table import Table
 
@@ -21,7 +22,7 @@ from snapexport.builder.plan.alternatives import Alternative, Recommendation, re
 from snapexport.builder.plan.plan import parts, plan_report
 from snapexport.builder.plan.request import command, parse_memory
 from snapexport.cli import build, flags
-from snapexport.cli.console import OUT, say
+from snapexport.cli.console import ERR, OUT, say
 from snapexport.contract.memory import as_flag, spelled
 from snapexport.serving.memory.planned import planned_bound
 
@@ -87,7 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the alternatives and the recommendation."""
     given = flags.values(arguments, helps(), arguments.L_max)
     request = PlanRequest(parse_memory(arguments.memory), given, planned_bound)
-    plan = make_plan(request)
+    with ERR.status("reading the model") if ERR.is_terminal else nullcontext():
+        plan = make_plan(request)
     if arguments.json:
         print(json.dumps(plan_report(plan)))
     else:

@@ -8,7 +8,7 @@ tokens of media, whose logits a build replaces.
 """
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -106,11 +106,12 @@ def compare_build(
     steps: int,
     loaders: Mapping[str, GraphLoader] | None = None,
     adapter: str | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> list[Difference]:
     """Differences of all systems over all prompts, of each system and every earlier one.
 
     loaders: of the build's graphs, by backend; ONNX Runtime's if none are given. adapter: that the
-    build was made with, if there is a checkpoint.
+    build was made with, if there is a checkpoint. advance: called after each run of a system.
     """
     with _quiet():
         systems, sequences = [_System("transformers", original=True)], list[_Sequence]()
@@ -120,6 +121,7 @@ def compare_build(
             continuation, logits = reference.continuation(prompt, steps, never_sampled)
             sequences.append(_Sequence([*prompt, *continuation], len(prompt)))
             systems[0].add(logits, never_sampled)
+            advance()
         del model, reference  # its memory is free for the graphs
         gc.collect()
         named = dict[str, GraphLoader | None]({"": None})
@@ -127,7 +129,8 @@ def compare_build(
             named = {f" ({name})": one for name, one in loaders.items()}
         for baseline in (True, False) if build.has_baseline else (False,):
             for remark, loader in named.items():
-                systems.append(_run(build, baseline, loader, remark, sequences, never_sampled))
+                one = _run(build, baseline, loader, remark, sequences, never_sampled, advance)
+                systems.append(one)
         return _differences(build.manifest, systems, sequences)
 
 
@@ -146,6 +149,7 @@ def _run(
     remark: str,
     sequences: Sequence[_Sequence],
     never_sampled: Sequence[int],
+    advance: Callable[[], None],
 ) -> _System:
     """The build's graphs with the full cache or their own, after all sequences."""
     policy, options = build.manifest.geometry.policy, build.manifest.graph_options
@@ -159,6 +163,7 @@ def _run(
         for one in sequences:
             logits = loop.logits(one.tokens, one.prompt_length)
             system.add(logits, never_sampled, loop.is_sparse(one.prompt_length))
+            advance()
     return system
 
 

@@ -3,7 +3,7 @@
 Has the choices that rules of several flags and methods name: policies, models, ranks and chunks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,13 @@ def some(text: str, field: str, example: object) -> Choice:
 def is_given(value: object) -> bool:
     """Whether a flag has a value."""
     return value is not None and value is not False
+
+
+def without_window(choice: Choice, why: str) -> Iterator[Rule]:
+    """Rules of a vote without a window: its options have no effect (`OPTIONS_OF_WINDOW`)."""
+    unused = {"L_obs": 8, "vote": "sum", "softmax": "causal", "group": "max"}
+    for field, example in unused.items():
+        yield Rule(flag(field, example), choice, why, LEAVE_OUT)
 
 
 FULL, STREAMING, SAGE = (value("policy", policy) for policy in ("full", "streaming", "sage"))

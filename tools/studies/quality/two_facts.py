@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8, help="texts of each domain")
     parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--precision", choices=["f32", "bf16"], help="of OpenVINO")
     parser.add_argument("--out", type=Path, help="results as JSON; builds in it are not run again")
     given = parser.parse_args()
     folders = dict(one.split("=", 1) for one in given.documents)
@@ -161,7 +162,9 @@ def main() -> None:
             continue
         build = Build.open(Path(name.rstrip("@")))
         tokenizer = Tokenizer.from_file(str(build.directory / TOKENIZER))
-        executor = open_executor(build, threads=given.threads or None, baseline=name.endswith("@"))
+        running = {"threads": given.threads or None, "precision": given.precision}
+        running |= {"backend": "openvino"} if given.precision else {}
+        executor = open_executor(build, baseline=name.endswith("@"), **running)
         each = [measure(executor, one) for one in samples(domains, tokenizer, given.tokens)]
         executor.close()
         results[Path(name).name] = {"tokens": given.tokens} | summary(each)

@@ -53,32 +53,6 @@ def longer_prompts() -> bool:
     return all(row == sorted(row, reverse=True) for row in rows)
 
 
-def pseudo() -> bool:
-    rows = report("quality", "real_model_agnostic")["results"]
-    at: Row = {"length": 1024, "slots": 256}
-    own, other = (found(rows, system=f"snapstream{n}", **at) for n in ("", ":vote_queries=pseudo"))
-    return (share(own["score"]), share(other["score"])) == (".15", ".35")
-
-
-def repeated() -> bool:
-    all_losses = report("quality", "real_model_late")["losses"]
-    mean = {name: statistics.fmean(found) for name, found in all_losses.items()}
-    own, again = (mean[f"snapstream{n} 256"] for n in ("", ":vote_queries=repeat"))
-    return (round(again - mean["full 8192"], 1), round(own - mean["full 8192"], 1)) == (10.4, 18.4)
-
-
-def calibrated() -> bool:
-    """A quarter of 2,048 tokens, of 20 prompts; of 4,000 tokens of text, of 20 passages."""
-    names = [
-        f"snapstream:vote_queries={of}" for of in ("prompt,L_obs=15", "calibrated,pool_kernel=31")
-    ]
-    files = [report("quality", f"{of}_calibrated_2048")["results"] for of in ("qwen", "smollm2")]
-    at: Row = {"slots": 512, "samples": 20}
-    numbers = [found(rows, system=name, **at)["score"] for rows in files for name in names]
-    texts = [lost("qwen_calibrated_text_4000", 4000, name, 4)["loss"] for name in names]
-    return [round(one, 2) for one in numbers + texts] == [0.2, 0.5, 0.1, 0.15, 0.07, 0.21]
-
-
 def long_answers() -> bool:
     rows = report("quality", "real_model_votes_words")
 
@@ -204,11 +178,6 @@ def longer_pools() -> bool:
     return scores == ["1.00", ".40", ".40", "1.00", ".30", ".40"]
 
 
-def calibrated_in_the_prompt() -> bool:
-    rows = [r for r in report("quality", "blocks") if r["build"] == "smollm2.calibrated.build"]
-    return [(r["slots"], r["found"], r["prompts"]) for r in rows] == [(256, 0, 20)] * 2
-
-
 def of_sparse_prefill() -> Iterator[str]:
     """The rows and the sentences of sparse prefill's quality."""
     yield from speed.sparse_losses()
@@ -222,17 +191,11 @@ CLAIMS: dict[str, Callable[[], bool]] = {
     "half of SmolLM2's passages lose less than .083, one 1.13": spread,
     "two standard errors in 6 of 20 cells of SmolLM2, and in none worse": vote_against_streaming,
     "SmolLM2 loses less of longer prompts": longer_prompts,
-    "finds .35 instead of .15": pseudo,
     "answers 6 of 20 prompts of 4,000 tokens in 1,024 tokens, 11 if 32 tokens vote and not 8, "
     "and its full cache 13; SnapStream 18, ours in full 14": eviction_of_genai,
     "finds each number in 1/4, 1/8 and 1/32 of the cache with SnapStream and snapkv, none with "
     "streaming": on_a_gpu,
-    "loses 10.4 nats instead of 18.4": repeated,
-    "finds .50 instead of .20": calibrated,
-    "on SmolLM2 .15 instead of .10": calibrated,
-    "but text loses .21 instead of .07": calibrated,
     "answers .00 of UUIDs (full .90) and .20 of phrases of 32 words (1.00)": quotations,
-    "of 20 numbers asked for in the prompt SmolLM2 finds none at 1/8": calibrated_in_the_prompt,
     "four words loses nothing, one of twelve words 22 nats": long_answers,
     "`--cache-dtype int8` costs .005 nats a token at most": int8_caches,
     "but for a pool of 7 on the 1.5B": one_option_is_ahead,

@@ -18,8 +18,8 @@ from snapexport.contract.rule import (
     STREAMING,
     Choice,
     Rule,
-    flag,
     some,
+    without_window,
 )
 from snapexport.contract.vote import OPTIONS_OF_WINDOW, Voter
 from snapexport.methods.head_budgets.spec import CHOICE as HEADS
@@ -80,20 +80,11 @@ _OTHER_QUERIES = Choice(
     {"vote_queries": "prompt"},
     lambda f: f.get("vote_queries") not in (None, "calibrated"),
 )
-_VALUES = {"L_obs": 8, "vote": "sum", "softmax": "causal", "group": "max"}
 _RULES = (
     Rule(_MEANS, FULL, KEEPS_ALL, LEAVE_OUT),
     Rule(_MEANS, STREAMING, NO_TOPK, LEAVE_OUT),
     Rule(CHOICE, SAGE, "there only the last token votes", "use --policy snapstream"),
-    *(
-        Rule(
-            flag(field, _VALUES[field]),
-            CHOICE,
-            "a position is worth its key's score by the mean query",
-            LEAVE_OUT,
-        )
-        for field in VOTER.unused
-    ),
+    *without_window(CHOICE, "a position is worth its key's score by the mean query"),
     Rule(
         CHOICE,
         _NO_MEANS,

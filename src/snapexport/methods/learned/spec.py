@@ -18,8 +18,8 @@ from snapexport.contract.rule import (
     STREAMING,
     Choice,
     Rule,
-    flag,
     some,
+    without_window,
 )
 from snapexport.contract.vote import OPTIONS_OF_WINDOW, Voter
 from snapexport.methods.extend.spec import ExtendOptions
@@ -135,15 +135,11 @@ _NONE = Choice(
     lambda f: "vote_queries" in f and f["vote_queries"] is None,
     joined="without",
 )
-_VALUES = {"L_obs": 8, "vote": "sum", "softmax": "causal", "group": "max"}
 _RULES = (
     Rule(_SCORES, FULL, KEEPS_ALL, LEAVE_OUT),
     Rule(_SCORES, STREAMING, NO_TOPK, LEAVE_OUT),
     Rule(CHOICE, SAGE, "there only the last token votes", "use --policy snapstream"),
-    *(
-        Rule(flag(field, _VALUES[field]), _ALONE, "no query votes", LEAVE_OUT)
-        for field in LEARNED.unused
-    ),
+    *without_window(_ALONE, "no query votes"),
     Rule(
         CHOICE,
         _NO_SCORES,

@@ -19,6 +19,7 @@ from snapexport.contract.rule import (
     Rule,
     flag,
     value,
+    without_window,
 )
 from snapexport.contract.vote import OPTIONS_OF_WINDOW, Voter
 from snapexport.methods.head_budgets.spec import CHOICE as HEADS
@@ -112,12 +113,12 @@ def vote_scores(model: ModelFacts, geometry: CacheGeometry, slots: int) -> int:
 
 
 CHOICE = value("vote_queries", "repeat")
+_WORTH = "a position is worth the largest attention that any repeated token gives it"
 _OTHER_CHUNKS = Choice(
     "a prefill chunk of {prefill_chunk} for --L-obs {voters}",
     {"voters": 8, "prefill_chunk": 16},
     lambda f: "voters" in f and f["voters"] != f["prefill_chunk"],
 )
-_VALUES = {"L_obs": 8, "vote": "sum", "softmax": "causal", "group": "max"}
 _RULES = (
     Rule(
         CHOICE,
@@ -127,15 +128,7 @@ _RULES = (
     ),
     Rule(flag("extend"), CHOICE, "the end of a block or of its prompt votes"),
     Rule(CHOICE, SAGE, "there only the last token votes", "use --policy snapstream"),
-    *(
-        Rule(
-            flag(field, _VALUES[field]),
-            CHOICE,
-            "a position is worth the largest attention that any repeated token gives it",
-            LEAVE_OUT,
-        )
-        for field in VOTER.unused
-    ),
+    *without_window(CHOICE, _WORTH),
     Rule(
         CHOICE,
         SINGLE_SHOT,

@@ -1,4 +1,4 @@
-"""Bounds the memory of serving a build that is not made yet, by the same count as for one that is."""
+"""Bounds the memory of serving a build that is not made yet, as that of one which is."""
 
 from collections.abc import Mapping
 from math import prod
