@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -239,6 +239,12 @@ _ANY_NAME: tuple[Any, ...] = ({"type": "string"}, {}, True)
 
 _BOUNDS = "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"
 
+_ASIDE = "const", "default", "enum", "example", "examples"
+"""Of values, which may look like schemas. A reference may point into any other keyword."""
+
+_MOST_OPTIONAL = 498
+"""Properties in a row that may be left out. llguidance has four items of 2,000 for each."""
+
 _TINY, _HUGE, _MOST = 1e-75, 10**18 - 64, 2**63 - 512
 """Beyond these, as doubles, the expressions of ranges can't be made."""
 
@@ -270,9 +276,13 @@ def _acceptable(schema: Any, lenient: bool) -> Any:
         return schema
     again = partial(_acceptable, lenient=lenient)
     inner = map_subschemas(schema, again, again)
+    others = inner.keys() - {*_OF_SCHEMAS, *JOINS, *_ONE_OR_SEVERAL, *_ASIDE}
+    inner |= {key: again(inner[key]) for key in others}
     for key in _COUNTS:
         if isinstance(count := inner.get(key), float) and count.is_integer():
             inner[key] = int(count)
+    _exclude(inner)
+    _count_names(inner, lenient)
     if inner.get("propertyNames") in _ANY_NAME:
         del inner["propertyNames"]
     inner |= {key: _inwards(inner, key) for key in _BOUNDS if key in inner}
@@ -283,6 +293,40 @@ def _acceptable(schema: Any, lenient: bool) -> Any:
         raise UserError(why, "give it as a text, or without `strict`")
     dropped = {*inexact, *_refused_keys(inner)} if lenient else ()
     return {key: value for key, value in inner.items() if key not in dropped}
+
+
+def _exclude(schema: dict[str, Any]) -> None:
+    """Say bounds of OpenAPI 3.0 in today's words, where true excludes the bound beside it."""
+    for key, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(schema.get(key), bool) and schema.pop(key) and bound in schema:
+            schema[key] = schema.pop(bound)
+
+
+def _count_names(schema: dict[str, Any], lenient: bool) -> None:
+    """Leave `minProperties` only where counting names that are written counts those that are read.
+
+    Names that a schema leaves open may repeat, and by escapes also one that it names. Raises
+    UserError for too many properties, and if not lenient for a bound that could be missed.
+    """
+    own, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(own, Mapping) or not _is_texts(required):
+        return
+    runs = groupby(own, {*required}.__contains__)
+    if (most := max((len([*run]) for known, run in runs if not known), default=0)) > _MOST_OPTIONAL:
+        why = f"{most:,} properties in a row may be left out, and {_MOST_OPTIONAL} can be"
+        raise UserError(f"structured_outputs can't be compiled: {why}", "require some of them")
+    least, known = _number(schema, "minProperties"), len({*required})
+    is_closed = schema.get("additionalProperties") is False
+    names_all = is_closed and not schema.get("patternProperties")
+    if names_all and 0 < least == len(own):
+        schema["required"] = [*dict.fromkeys([*own, *required])]
+        known = max(known, len(own))
+    if 0 < least <= known:
+        del schema["minProperties"]
+    elif least > known + (is_closed or not known) and not (names_all or lenient):
+        why = f"minProperties {least} counts names that are left open, which may repeat"
+        hint = "name them in `required`, or leave out `strict`"
+        raise UserError(f"structured_outputs can't be compiled: {why}", hint)
 
 
 def _refused_keys(schema: Mapping[str, Any]) -> Iterator[str]:
