@@ -9,6 +9,7 @@ import asyncio
 import codecs
 import math
 import re
+import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -173,6 +174,9 @@ OLDER = {"function_call": "tool_choice", "functions": "tools"}
 Body = TypeVar("Body", bound=BaseModel)
 
 
+MOST_DIGITS = 4300
+"""Of an integer, for the parser."""
+
 GZIP = b"\x1f\x8b"
 
 
@@ -185,12 +189,18 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         # Unlike the json module it refuses NaN and lone surrogates.
         value = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
+        if (why := str(error)).startswith("number out of range"):
+            place = why.removeprefix("number out of range")
+            raise invalid(
+                f"the body has a number of more than {MOST_DIGITS:,} digits{place}"
+            ) from None
         raise invalid(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
     if _MAY_BE_HUGE.search(raw):
         for name, one in value.items():
-            if not _is_finite(one):
+            is_huge = isinstance(one, int) and abs(one) > sys.float_info.max
+            if name not in IGNORED - kind.model_fields.keys() and (is_huge or not _is_finite(one)):
                 raise invalid(f"{name} has a number beyond the range of a double", name)
     return check_body(kind, value)
 
