@@ -306,7 +306,7 @@ def _count_names(schema: dict[str, Any], lenient: bool) -> None:
     """Leave `minProperties` only where counting names that are written counts those that are read.
 
     Names that a schema leaves open may repeat, and by escapes also one that it names. Raises
-    UserError for too many properties, and if not lenient for a bound that could be missed.
+    UserError for too many properties, and if not lenient for a bound that may be missed.
     """
     own, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(own, Mapping) or not _is_texts(required):
@@ -315,16 +315,16 @@ def _count_names(schema: dict[str, Any], lenient: bool) -> None:
     if (most := max((len([*run]) for known, run in runs if not known), default=0)) > _MOST_OPTIONAL:
         why = f"{most:,} properties in a row may be left out, and {_MOST_OPTIONAL} can be"
         raise UserError(f"structured_outputs can't be compiled: {why}", "require some of them")
-    least, known = _number(schema, "minProperties"), len({*required})
+    least, known = _number(schema, "minProperties"), {*required}
     is_closed = schema.get("additionalProperties") is False
-    names_all = is_closed and not schema.get("patternProperties")
-    if names_all and 0 < least == len(own):
-        schema["required"] = [*dict.fromkeys([*own, *required])]
-        known = max(known, len(own))
-    if 0 < least <= known:
-        del schema["minProperties"]
-    elif least > known + (is_closed or not known) and not (names_all or lenient):
-        why = f"minProperties {least} counts names that are left open, which may repeat"
+    is_beyond = least > len(known) + (is_closed or not known)
+    others = lenient and own.keys() - known  # llguidance would count only those
+    if others:
+        schema.pop("maxProperties", None)
+    if others or 0 < least <= len(known) or (lenient and is_closed and is_beyond):
+        schema.pop("minProperties", None)
+    elif is_beyond and not lenient:
+        why = f"minProperties {least} counts names that may repeat, as they are not required"
         hint = "name them in `required`, or leave out `strict`"
         raise UserError(f"structured_outputs can't be compiled: {why}", hint)
 
@@ -338,14 +338,6 @@ def _refused_keys(schema: Mapping[str, Any]) -> Iterator[str]:
     patterns = schema.get("patternProperties")
     if isinstance(patterns, Mapping) and not _are_disjoint(list(patterns)):
         yield from ("patternProperties", "additionalProperties")  # which is of the other names
-    required = schema.get("required")
-    known = required if isinstance(required, list) else []
-    least = _number(schema, "minProperties") - len(known)
-    if least > 1 and schema.get("additionalProperties") is False:
-        yield "minProperties"
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping) and not properties.keys() <= {*filter(_is_text, known)}:
-        yield from ("minProperties", "maxProperties")  # it would count only the other names
 
 
 def _is_foreign(pattern: str) -> bool:

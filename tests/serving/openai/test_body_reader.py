@@ -111,7 +111,7 @@ def test_number_that_no_double_is_is_refused_wherever_it_is(number: str, name: s
     ("field", "why"),
     [
         (f'"temperature": -{10**400}', "temperature has a number beyond the range of a double"),
-        (f'"seed": {"1" * 5000}', "the body has a number of more than 4,300 digits at line 1"),
+        (f'"seed": {"1" * 5000}', "the body has a number of over 4,300 digits at line 1"),
         ('"metadata": {"a": 1e400}', None),
         (f'"response_format": {{"type": "json_object", "maximum": {10**400}}}', "maximum"),
     ],

@@ -67,7 +67,8 @@ def test_what_is_refused_is_dropped_of_a_lenient_schema(schema: Any, left: Any) 
     for key, inside in {"items": schema, "anyOf": [schema], "properties": {"enum": schema}}.items():
         compile_schema({key: inside}, True)
         with pytest.raises(
-            UserError, match=r"look|not support|range|invalid|disjoint|escape|parse|double|maxProp"
+            UserError,
+            match=r"look|not support|range|invalid|disjoint|escape|parse|double|repeat|maxProp",
         ):
             compile_schema({key: inside}, False)
 
@@ -157,7 +158,7 @@ PATTERN: Any = {
 )
 def test_strict_bounds_that_repeated_names_would_reach_are_refused(schema: Any) -> None:
     for one in (schema, {"items": schema}, {"$defs": {"a": schema}, "$ref": "#/$defs/a"}):
-        with pytest.raises(UserError, match=r"minProperties 2.* counts names that are left open"):
+        with pytest.raises(UserError, match=r"minProperties 2.* counts names that may repeat"):
             acceptable(one, False)
     compile_schema(schema, True)
 
@@ -168,7 +169,7 @@ def test_strict_bounds_that_repeated_names_would_reach_are_refused(schema: Any) 
         (OPEN | {"minProperties": 1}, '{"b":1}', "{}"),
         (OPEN | {"minProperties": 2, "required": ["a", "b"]}, '{"a":1,"b":1}', '{"a":1,"c":1}'),
         (PATTERN | {"minProperties": 2, "required": ["a"]}, '{"a":1,"b":1}', '{"a":1,"a":1}'),
-        (OF_A | {"minProperties": 3}, '{"a":1,"b":1,"c":1}', '{"a":1,"b":1}'),
+        (OF_A | {"minProperties": 2}, '{"a":1,"c":1}', '{"a":1}'),
         (OF_A | {"minProperties": 1}, '{"a":1}', "{}"),
         ({"type": "integer", "minimum": 3, "exclusiveMinimum": True}, "4", "3"),
         ({"type": "integer", "maximum": 3, "exclusiveMaximum": False}, "3", "4"),

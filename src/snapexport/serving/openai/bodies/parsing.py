@@ -174,9 +174,6 @@ OLDER = {"function_call": "tool_choice", "functions": "tools"}
 Body = TypeVar("Body", bound=BaseModel)
 
 
-MOST_DIGITS = 4300
-"""Of an integer, for the parser."""
-
 GZIP = b"\x1f\x8b"
 
 
@@ -189,12 +186,9 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         # Unlike the json module it refuses NaN and lone surrogates.
         value = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
-        if (why := str(error)).startswith("number out of range"):
-            place = why.removeprefix("number out of range")
-            raise invalid(
-                f"the body has a number of more than {MOST_DIGITS:,} digits{place}"
-            ) from None
-        raise invalid(f"the body is not JSON: {error}") from None
+        why = f"the body is not JSON: {error}"
+        huge = "is not JSON: number out of range", "has a number of over 4,300 digits"
+        raise invalid(why.replace(*huge)) from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
     if _MAY_BE_HUGE.search(raw):
