@@ -100,7 +100,7 @@ def test_a_question_follows_the_document_in_one_message(
     assert again["answer"] == after_flags["answer"] == one["answer"]
 
 
-def test_a_line_that_is_a_command_is_no_question(ask: Ask, document: Path) -> None:
+def test_commands_are_refused_as_questions(ask: Ask, document: Path) -> None:
     lines = "/file x\n /help?\n"
     refusal, answer = ask(document, lines=lines, status=2)
     assert refusal["error"] == "ask has no command /file"

@@ -116,9 +116,7 @@ def test_number_that_no_double_is_is_refused_wherever_it_is(number: str, name: s
         (f'"response_format": {{"type": "json_object", "maximum": {10**400}}}', "maximum"),
     ],
 )
-def test_numbers_that_are_too_large_are_told_from_what_is_not_json(
-    field: str, why: str | None
-) -> None:
+def test_numbers_that_are_too_large_are_refused_as_such(field: str, why: str | None) -> None:
     raw = f'{{"model": "m", "messages": [{{"role": "user", "content": "a"}}], {field}}}'.encode()
     with pytest.raises(ApiError, match=why) if why else nullcontext():
         parse_bounded(ChatRequest, raw)
