@@ -249,17 +249,19 @@ def open_template(directory: Path) -> Template:
     Raises UserError if the build has none, or a broken one.
     """
     require_template(directory)
-    with needs_extra("serve"):
-        from snapexport.runtime.chat import chat_template
+    from snapexport.runtime.chat import chat_template
+
     template = chat_template.load(directory, template_files.read_config(directory))
     return chat_template.TemplateProcesses(template)
 
 
 def require_template(directory: Path) -> None:
-    """Raise UserError for a build without a chat template."""
+    """Raise UserError for a build without a chat template, or where none can be read."""
     if not template_files.has_template(directory):
         hint = f"{template_files.COPY}, or give the prompt as it is: `generate --no-chat`"
         raise UserError(f"{directory} has no chat template", hint)
+    with needs_extra("serve"):
+        import snapexport.runtime.chat.chat_template  # noqa: F401
 
 
 def _require_messages(messages: Conversation) -> None:

@@ -100,6 +100,13 @@ def test_a_question_follows_the_document_in_one_message(
     assert again["answer"] == after_flags["answer"] == one["answer"]
 
 
+def test_commands_are_refused_as_questions(ask: Ask, document: Path) -> None:
+    lines = "/file x\n /help?\n"
+    refusal, answer = ask(document, lines=lines, status=2)
+    assert refusal["error"] == "ask has no command /file"
+    assert answer["question"] == " /help?"
+
+
 def test_several_files_come_under_their_names(
     ask: Ask, chatting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,7 +178,9 @@ def test_generate_needs_no_jinja2_without_a_template(chatting: Path, tmp_path: P
         argv = ["generate", str(build), "--prompt", "a", *SHORT]
         code = (
             "import sys; sys.modules['jinja2'] = None\n"
-            f"from snapexport.cli.app import main; sys.exit(main({argv!r}))"
+            f"from snapexport.cli.app import main; status = main({argv!r})\n"
+            f"assert {extra is None} or main(['chat', {str(build)!r}]) == 2\n"
+            f"assert ('onnxruntime' in sys.modules) == {extra is None}; sys.exit(status)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode == (2 if extra else 0), done.stderr

@@ -11,6 +11,8 @@ from urllib.request import urlopen
 import openai
 import pytest
 
+from snapexport.errors import UserError
+from snapexport.serving.serve import bind
 from tests.serving.process import SECONDS, serve, start
 
 pytestmark = pytest.mark.slow
@@ -85,6 +87,7 @@ def test_second_signal_ends_it_within_seconds(build: Path, tmp_path: Path) -> No
         assert serving.process.stderr.readline().startswith(BOUND)
         assert "draining" in serving.process.stderr.readline()
         serving.process.send_signal(signal.SIGTERM)
+        assert serving.process.stderr.readline() == "ending running answers now\n"
         serving.ended()  # it would drain for longer than this waits
 
 
@@ -118,6 +121,12 @@ def test_port_in_use_is_refused(build: Path, tmp_path: Path) -> None:
         f"error: --port {port} on 127.0.0.1: Address already in use\n\n"
         "hint: choose another --port; 0: a free one\n"
     )
+
+
+def test_a_host_of_another_machine_is_refused() -> None:
+    told = pytest.raises(UserError, match=r"^--host 192\.0\.2\.1: .* \(use an address of this")
+    with told, bind("192.0.2.1", 8000):
+        pass
 
 
 def test_serving_in_process_needs_no_triton_and_no_grpc() -> None:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -239,6 +239,12 @@ _ANY_NAME: tuple[Any, ...] = ({"type": "string"}, {}, True)
 
 _BOUNDS = "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"
 
+_ASIDE = "const", "default", "enum", "example", "examples"
+"""Of values, which may look like schemas. A reference may point into any other keyword."""
+
+_MOST_OPTIONAL = 498
+"""Properties in a row that may be left out. llguidance has four items of 2,000 for each."""
+
 _TINY, _HUGE, _MOST = 1e-75, 10**18 - 64, 2**63 - 512
 """Beyond these, as doubles, the expressions of ranges can't be made."""
 
@@ -270,9 +276,13 @@ def _acceptable(schema: Any, lenient: bool) -> Any:
         return schema
     again = partial(_acceptable, lenient=lenient)
     inner = map_subschemas(schema, again, again)
+    others = inner.keys() - {*_OF_SCHEMAS, *JOINS, *_ONE_OR_SEVERAL, *_ASIDE}
+    inner |= {key: again(inner[key]) for key in others}
     for key in _COUNTS:
         if isinstance(count := inner.get(key), float) and count.is_integer():
             inner[key] = int(count)
+    _exclude(inner)
+    _count_names(inner, lenient)
     if inner.get("propertyNames") in _ANY_NAME:
         del inner["propertyNames"]
     inner |= {key: _inwards(inner, key) for key in _BOUNDS if key in inner}
@@ -285,6 +295,40 @@ def _acceptable(schema: Any, lenient: bool) -> Any:
     return {key: value for key, value in inner.items() if key not in dropped}
 
 
+def _exclude(schema: dict[str, Any]) -> None:
+    """Say bounds of OpenAPI 3.0 in today's words, where true excludes the bound beside it."""
+    for key, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(schema.get(key), bool) and schema.pop(key) and bound in schema:
+            schema[key] = schema.pop(bound)
+
+
+def _count_names(schema: dict[str, Any], lenient: bool) -> None:
+    """Leave `minProperties` only where counting names that are written counts those that are read.
+
+    Names that a schema leaves open may repeat, and by escapes also one that it names. Raises
+    UserError for too many properties, and if not lenient for a bound that may be missed.
+    """
+    own, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(own, Mapping) or not _is_texts(required):
+        return
+    runs = groupby(own, {*required}.__contains__)
+    if (most := max((len([*run]) for known, run in runs if not known), default=0)) > _MOST_OPTIONAL:
+        why = f"{most:,} properties in a row may be left out, and {_MOST_OPTIONAL} can be"
+        raise UserError(f"structured_outputs can't be compiled: {why}", "require some of them")
+    least, known = _number(schema, "minProperties"), {*required}
+    is_closed = schema.get("additionalProperties") is False
+    is_beyond = least > len(known) + (is_closed or not known)
+    others = lenient and own.keys() - known  # llguidance would count only those
+    if others:
+        schema.pop("maxProperties", None)
+    if others or 0 < least <= len(known) or (lenient and is_closed and is_beyond):
+        schema.pop("minProperties", None)
+    elif is_beyond and not lenient:
+        why = f"minProperties {least} counts names that may repeat, as they are not required"
+        hint = "name them in `required`, or leave out `strict`"
+        raise UserError(f"structured_outputs can't be compiled: {why}", hint)
+
+
 def _refused_keys(schema: Mapping[str, Any]) -> Iterator[str]:
     """Keywords that llguidance refuses for their values."""
     if isinstance(pattern := schema.get("pattern"), str) and _is_foreign(pattern):
@@ -294,14 +338,6 @@ def _refused_keys(schema: Mapping[str, Any]) -> Iterator[str]:
     patterns = schema.get("patternProperties")
     if isinstance(patterns, Mapping) and not _are_disjoint(list(patterns)):
         yield from ("patternProperties", "additionalProperties")  # which is of the other names
-    required = schema.get("required")
-    known = required if isinstance(required, list) else []
-    least = _number(schema, "minProperties") - len(known)
-    if least > 1 and schema.get("additionalProperties") is False:
-        yield "minProperties"
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping) and not properties.keys() <= {*filter(_is_text, known)}:
-        yield from ("minProperties", "maxProperties")  # it would count only the other names
 
 
 def _is_foreign(pattern: str) -> bool:

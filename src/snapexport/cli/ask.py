@@ -28,7 +28,7 @@ from snapexport.cli.generate import Answer, Printer, ignore, request_of, stream
 from snapexport.cli.help import Parser
 from snapexport.cli.signals import Interrupts
 from snapexport.cli.summary import CacheUse
-from snapexport.cli.typed import Keyboard, piped_blocks
+from snapexport.cli.typed import Keyboard, command_of, piped_blocks
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_kinds import graph_of
 from snapexport.errors import UserError, flag_of
@@ -45,6 +45,8 @@ from snapexport.runtime.requests.prompts import (
 from snapexport.runtime.requests.request import Request, SamplingParams
 
 HELP = "ask questions about files"
+
+_AS_IT_IS = "Ctrl-D ends; begin a line with a space to ask it as it is"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -242,6 +244,8 @@ class _Session:
         failed = 0
         for question in questions:
             try:
+                if command := command_of(question):
+                    raise UserError(f"ask has no command {command}", _AS_IT_IS)
                 self.answer(question)
             except UserError as error:
                 self.show.error(question, error)

@@ -161,7 +161,12 @@ def sampling(arguments: argparse.Namespace) -> tuple[SamplingParams, str]:
     ]
     greedy = [] if counted is FIELDS else ["greedy"]
     source = ", ".join([*greedy, *sources])
-    return SamplingParams(**params, stop=tuple(arguments.stop)), source
+    try:
+        return SamplingParams(**params, stop=tuple(arguments.stop)), source
+    except UserError as error:
+        name, _, rest = error.message.partition(" ")
+        hint = error.hint.replace(name, flag_of(name))
+        raise UserError(f"{flag_of(name)} {rest}", hint) from None
 
 
 def add_answer(parser: argparse.ArgumentParser) -> None:

@@ -147,6 +147,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         example = ""
+        for kind, usual in ("int", "a whole number, such as 8"), ("float", "a number, such as 0.7"):
+            message = re.sub(f"invalid {kind} value: (.*)", rf"\1 is not {usual}", message)
         if message.endswith(": BUILD") and (builds := folders_with(Path(), "manifest.json")):
             example = f"name one, such as {builds[0]}; "
         raise UserError(message, f"{example}see `{self.prog} --help`")

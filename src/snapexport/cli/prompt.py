@@ -138,6 +138,8 @@ def messages(arguments: argparse.Namespace, text: str) -> list[Message] | None:
     require_compatible(given)
     if not chats:
         return None
+    with template_errors():
+        require_template(arguments.build)
     if not text:
         raise UserError("a prompt is empty", "give it one token or more")
     return [*system_message(arguments.system), {"role": "user", "content": text}]

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from snapexport.cli import flags
-from snapexport.cli.console import ERR, OUT
+from snapexport.cli.console import ERR, OUT, say
 from snapexport.contract.manifest import Manifest
 from snapexport.errors import needs_extra
 from snapexport.methods.table import run_flags
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     with needs_extra("serve"):
         from snapexport.serving.serve import Report, serve
     serving = _print_json if arguments.json else _print
-    serve(options, Report(_print_note, serving, _print_draining))
+    serve(options, Report(say, serving, _print_draining))
     return 0
 
 
@@ -99,14 +99,11 @@ def _print(addresses: Addresses) -> None:
     OUT.print("\n".join([*lines, "", addresses.curl]))
 
 
-def _print_note(line: str) -> None:
-    ERR.print(line, soft_wrap=True)
-
-
 def _print_draining(seconds: float) -> None:
     text = f"draining: running answers have {seconds:g} s to finish; a second signal does not wait"
+    begin = "\n" * ERR.is_terminal  # after the ^C that a terminal shows
     with suppress(OSError):  # nobody may be there any more to read it
-        ERR.print(text, soft_wrap=True)
+        say(begin + (text if seconds else "ending running answers now"))
 
 
 def _print_json(addresses: Addresses) -> None:

@@ -69,7 +69,7 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Report:
-    """Called with the addresses once it serves, and with the drain's seconds.
+    """Called with the addresses once it serves, and with the drain's seconds; 0: it is cut short.
 
     note: called with a line about the model: what was compared with transformers when it was
     built, and the values of requests that name none, if they are not OpenAI's.
@@ -125,7 +125,7 @@ async def _answer(
     model: Model, memory: BoundedServer, listener: socket.socket, report: Report
 ) -> None:
     options = memory.options
-    signals, streams = Signals(), model.streams
+    signals, streams = Signals(lambda: report.draining(0)), model.streams
     streams.start()
     health = Health(streams)
     bodies = BodyReader(memory.queue.body, memory.queue.bodies)
@@ -190,14 +190,15 @@ def _port_error(host: str, port: int, error: BaseException | None) -> UserError:
     reason = error.strerror if isinstance(error, OSError) else error
     hint = "choose another --port; 0: a free one"
     if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
-        hint = "use an address of this machine for --host"
+        return UserError(f"--host {host}: {reason}", "use an address of this machine")
     return UserError(f"--port {port} on {host}: {reason}", hint)
 
 
 class Signals:
-    """Events of the event loop in which `listen` is called."""
+    """Events of the event loop in which `listen` is called. hurry: called by the second signal."""
 
-    def __init__(self) -> None:
+    def __init__(self, hurry: Callable[[], None] = lambda: None) -> None:
+        self._hurry = hurry
         self.received = asyncio.Event()
         self.hurried = asyncio.Event()
 
@@ -210,6 +211,7 @@ class Signals:
     def _take(self, number: int) -> None:
         if self.received.is_set() and not self.hurried.is_set():
             self.hurried.set()
+            self._hurry()
             self._end_soon(128 + number)
         self.received.set()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -104,6 +105,21 @@ def test_number_that_no_double_is_is_refused_wherever_it_is(number: str, name: s
     with pytest.raises(ApiError, match=f"{name} has a number beyond") as error:
         parse_bounded(ChatRequest, raw.encode())
     assert error.value.body["error"]["param"] == name
+
+
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        (f'"temperature": -{10**400}', "temperature has a number beyond the range of a double"),
+        (f'"seed": {"1" * 5000}', "the body has a number of over 4,300 digits at line 1"),
+        ('"metadata": {"a": 1e400}', None),
+        (f'"response_format": {{"type": "json_object", "maximum": {10**400}}}', "maximum"),
+    ],
+)
+def test_numbers_that_are_too_large_are_refused_as_such(field: str, why: str | None) -> None:
+    raw = f'{{"model": "m", "messages": [{{"role": "user", "content": "a"}}], {field}}}'.encode()
+    with pytest.raises(ApiError, match=why) if why else nullcontext():
+        parse_bounded(ChatRequest, raw)
 
 
 @pytest.mark.anyio

@@ -121,11 +121,15 @@ def test_errors_of_the_server_are_shown(browser: Any, served: Served) -> None:
         shows(page, "#trouble", "the model 'other' is not served here")
 
 
-def test_files_that_are_not_text_are_refused(browser: Any, served: Served, tmp_path: Path) -> None:
-    for name, content in (("a.bin", b"\xff\x00"), ("b.txt", b" \n")):
+def test_files_that_no_prompt_can_have_are_refused(
+    browser: Any, served: Served, tmp_path: Path
+) -> None:
+    for name, content in (("a.bin", b"\xff\x00"), ("b.txt", b" \n"), ("c.txt", b"c" * 300)):
         (tmp_path / name).write_bytes(content)
+    told = {"a.bin": "is not text in UTF-8", "b.txt": "has no text", "c.txt": "has 30. tokens; "}
     with opened(browser, served.url) as page:
-        for name, says in (("a.bin", "is not text in UTF-8"), ("b.txt", "has no text")):
+        is_connected(page)
+        for name, says in told.items():
             page.set_input_files("#file", str(tmp_path / name))
             shows(page, "#trouble", f"{name}: {says}")
         assert page.locator("#files li").count() == 0

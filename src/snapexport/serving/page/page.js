@@ -5,6 +5,7 @@ const get = (id) => document.getElementById(id);
 const number = (value) => value.toLocaleString("en");
 
 let model = "";
+let longest = 0; // prompt, in tokens
 let messages = []; // of the conversation so far
 let files = []; // {name, text} of the next question
 let running = null; // the AbortController of the answer that comes
@@ -52,7 +53,8 @@ async function connect() {
   const { data } = await (await request("/v1/models")).json();
   model = data[0].id;
   document.title = get("model").textContent = model;
-  get("limit").textContent = `reads up to ${number(data[0].max_model_len)} tokens`;
+  longest = data[0].max_model_len;
+  get("limit").textContent = `reads up to ${number(longest)} tokens`;
   get("access").hidden = true;
   complain("");
 }
@@ -230,7 +232,17 @@ async function textOf(file) {
     throw new Error("is not text in UTF-8; `snapexport ask` reads PDFs");
   });
   if (!text.trim()) throw new Error("has no text");
-  return text.replaceAll("\r\n", "\n").trim();
+  const plain = text.replaceAll("\r\n", "\n").trim();
+  await requireRoom(plain);
+  return plain;
+}
+
+/** Refuses a text that makes a prompt too long by itself. */
+async function requireRoom(prompt) {
+  if (!model || prompt.length <= longest) return; // the server counts at Send, whatever is here
+  const given = await request("/tokenize", { method: "POST", body: JSON.stringify({ model, prompt }) });
+  const { count } = await given.json();
+  if (count > longest) throw new Error(`has ${number(count)} tokens; ${number(longest)} can be read`);
 }
 
 function showFiles() {

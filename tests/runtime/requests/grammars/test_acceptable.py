@@ -13,13 +13,15 @@ from snapexport.runtime.requests.grammars import library
 from snapexport.runtime.requests.grammars.schemas import acceptable
 from tests.runtime.tokenizers_for_tests import byte_level
 
-TOKENIZER = library.Vocabulary.of(byte_level()).open()
+BYTES = byte_level()
+TOKENIZER = library.Vocabulary.of(BYTES).open()
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
 OF_A: Any = {
     "properties": dict.fromkeys("abc", True),
     "required": ["a"],
     "additionalProperties": False,
 }
+MORE = {"properties": dict.fromkeys("abcd", True)}
 INT64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
 
 
@@ -51,7 +53,7 @@ def test_numbers_beyond_doubles_are_refused_or_exclude_nothing() -> None:
         ({"patternProperties": {"a": {}, "^b": True}, "additionalProperties": False}, {}),
         ({"const": 2**53 + 1}, {}),
         ({"enum": ["a", {"b": [1 - 2**63]}]}, {}),
-        (OF_A | {"type": "object", "minProperties": 3}, OF_A),
+        (OF_A | MORE | {"type": "object", "minProperties": 3}, OF_A | MORE),
         (
             {"type": "object", "properties": {"a": {}}, "minProperties": 1},
             {"properties": {"a": {}}},
@@ -65,7 +67,8 @@ def test_what_is_refused_is_dropped_of_a_lenient_schema(schema: Any, left: Any) 
     for key, inside in {"items": schema, "anyOf": [schema], "properties": {"enum": schema}}.items():
         compile_schema({key: inside}, True)
         with pytest.raises(
-            UserError, match=r"look|not support|range|invalid|disjoint|escape|parse|double|maxProp"
+            UserError,
+            match=r"look|not support|range|invalid|disjoint|escape|parse|double|repeat|maxProp",
         ):
             compile_schema({key: inside}, False)
 
@@ -132,3 +135,60 @@ def test_names_of_records_may_be_any(lenient: bool) -> None:
     assert acceptable(record | {"propertyNames": {}}, lenient) == record
     bounded = record | {"propertyNames": {"maxLength": 3}}
     assert acceptable(bounded, lenient) == bounded
+
+
+OPEN: Any = {"type": "object", "additionalProperties": {"enum": [1]}}
+PATTERN: Any = {
+    "type": "object",
+    "patternProperties": {"^[ab]$": {}},
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        OPEN | {"minProperties": 2},
+        OPEN | {"minProperties": 2, "required": ["a"]},  # "\\u0061" is a, too
+        PATTERN | {"minProperties": 2},
+        {"type": "object", "patternProperties": {"^k$": {}}, "minProperties": 2.0},
+        {"$ref": "#/components/a", "components": {"a": PATTERN | {"minProperties": 2}}},
+        {"allOf": [PATTERN, {"minProperties": 2}]},
+    ],
+)
+def test_strict_bounds_that_repeated_names_would_reach_are_refused(schema: Any) -> None:
+    for one in (schema, {"items": schema}, {"$defs": {"a": schema}, "$ref": "#/$defs/a"}):
+        with pytest.raises(UserError, match=r"minProperties 2.* counts names that may repeat"):
+            acceptable(one, False)
+    compile_schema(schema, True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        (OPEN | {"minProperties": 1}, '{"b":1}', "{}"),
+        (OPEN | {"minProperties": 2, "required": ["a", "b"]}, '{"a":1,"b":1}', '{"a":1,"c":1}'),
+        (PATTERN | {"minProperties": 2, "required": ["a"]}, '{"a":1,"b":1}', '{"a":1,"a":1}'),
+        (OF_A | {"minProperties": 2}, '{"a":1,"c":1}', '{"a":1}'),
+        (OF_A | {"minProperties": 1}, '{"a":1}', "{}"),
+        ({"type": "integer", "minimum": 3, "exclusiveMinimum": True}, "4", "3"),
+        ({"type": "integer", "maximum": 3, "exclusiveMaximum": False}, "3", "4"),
+    ],
+)
+def test_what_strict_bounds_take(schema: Any, taken: str, refused: str) -> None:
+    for text, is_taken in ((taken, True), (refused, False)):
+        matcher = library.matcher_of(
+            TOKENIZER, library.grammar_of("json", json.dumps(schema), False)
+        )
+        tokens = BYTES.encode(text).ids
+        found = all(matcher.consume_token(token) for token in tokens) and matcher.is_accepting()
+        assert found == is_taken
+
+
+def test_too_many_properties_are_refused_before_they_are_compiled() -> None:
+    many: Any = {f"p{number}": {"type": "integer"} for number in range(1000)}
+    for lenient in (True, False):
+        with pytest.raises(UserError, match="1,000 properties in a row"):
+            acceptable({"items": {"properties": many}}, lenient)
+    half = {"properties": many, "required": [*many][::2]}
+    assert acceptable(half, False) == half

@@ -9,6 +9,7 @@ import asyncio
 import codecs
 import math
 import re
+import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -185,12 +186,15 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         # Unlike the json module it refuses NaN and lone surrogates.
         value = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
-        raise invalid(f"the body is not JSON: {error}") from None
+        why = f"the body is not JSON: {error}"
+        huge = "is not JSON: number out of range", "has a number of over 4,300 digits"
+        raise invalid(why.replace(*huge)) from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
     if _MAY_BE_HUGE.search(raw):
         for name, one in value.items():
-            if not _is_finite(one):
+            is_huge = isinstance(one, int) and abs(one) > sys.float_info.max
+            if name not in IGNORED - kind.model_fields.keys() and (is_huge or not _is_finite(one)):
                 raise invalid(f"{name} has a number beyond the range of a double", name)
     return check_body(kind, value)
 
