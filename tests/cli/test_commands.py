@@ -94,7 +94,10 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
         "the architecture EvilForCausalLM of a model_type 'llama' is not supported",
     ),
     "quantized": (edited(quantization_config={}), "is quantized"),
-    "length-dependent RoPE": (edited(rope_parameters=DYNAMIC), "RoPE of type 'dynamic'"),
+    "length-dependent RoPE": (
+        edited(rope_parameters=DYNAMIC, max_position_embeddings=32),
+        "is above the model's position limit 32",
+    ),
     "layers of another kind": (
         edited(layer_types=["full_attention", "chunked_attention"]),
         "layers of type 'chunked_attention' are not supported in a model_type 'llama'",
@@ -120,7 +123,10 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
             "Gemma3ForCausalLM",
             "gemma3_text",
             layer_types=SLIDING,
-            rope_parameters={"full_attention": DYNAMIC, "sliding_attention": ROPE},
+            rope_parameters={
+                "full_attention": DYNAMIC,
+                "sliding_attention": ROPE | {"rope_type": "yarn", "factor": 4.0},
+            },
         ),
         "RoPE of type 'dynamic'",
     ),
