@@ -115,14 +115,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _dequantize(stored: Checkpoint) -> Checkpoint:
-    """With the weights that its tensors are parts of."""
+    """With the weights that its tensors are parts of, and 64 bits narrowed to 32."""
     from snapexport.exporter.weights.readers import contradictions, history, read_quantization
+    from snapexport.exporter.weights.tensor_file import Narrowed
 
     stored = _with_older_quantization(stored)
     found = read_quantization(stored.config)
-    if found is None:
-        return stored
     spans = {name: one for name, one in stored.tensors.items() if isinstance(one, TensorSpan)}
+    if found is None:
+        wide = {name: Narrowed(one) for name, one in spans.items() if one.dtype == "F64"}
+        return replace(stored, tensors={**stored.tensors, **wide})
     tensors = found.tensors(spans)
     notes = *stored.left_out, *found.left_out, *contradictions(tensors)
     return replace(

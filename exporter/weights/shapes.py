@@ -1,6 +1,6 @@
 """Checks a checkpoint's tensors against its config before anything is traced.
 
-Every parameter of the model has a tensor of its shape, whose values are not all NaN or infinite.
+Every parameter of the model has a tensor of floats of its shape, whose values are not all NaN or infinite.
 """
 
 import math
@@ -14,7 +14,7 @@ from snapexport.exporter.model import Decoder
 from snapexport.exporter.model.models import model_on_meta, parameters
 from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.weights.derived import stored_shapes
-from snapexport.exporter.weights.tensor_file import NUMPY_DTYPE, Tensor, blocks
+from snapexport.exporter.weights.tensor_file import NUMPY_DTYPE, Tensor, blocks, require_floats
 
 _SLICE = 1 << 16
 """Values read at a time until one is finite: nearly always the first ones suffice."""
@@ -35,6 +35,7 @@ def require_parameters(checkpoint: Checkpoint, parameters: Mapping[str, tuple[in
     _require_present(shapes, checkpoint)
     for name, shape in shapes.items():
         _require_shape(name, shape, checkpoint.tensors[name])
+        require_floats(name, checkpoint.tensors[name])
         _require_numbers(name, checkpoint.tensors[name])
 
 
@@ -89,10 +90,8 @@ def _has_values(tensor: Tensor) -> bool:
 
 
 def _require_numbers(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor without a single finite value. Other types than floats are refused later."""
-    if tensor.dtype not in NUMPY_DTYPE or not tensor.nbytes:
-        return
-    if any(np.isfinite(block).any() for block in blocks(tensor, most=_SLICE)):
+    """Refuse a tensor without a single finite value."""
+    if not tensor.nbytes or any(np.isfinite(block).any() for block in blocks(tensor, most=_SLICE)):
         return
     raise UserError(
         f"every value of the tensor {name} is NaN or infinite",
