@@ -1,6 +1,7 @@
 """Checks a checkpoint's tensors against its config before anything is traced.
 
-Every parameter of the model has a tensor of floats of its shape, whose values are not all NaN or infinite.
+Every parameter of the model has a tensor of floats of its shape, and not all of them are NaN or
+infinite.
 """
 
 import math

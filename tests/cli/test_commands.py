@@ -93,7 +93,7 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
         edited(architectures=["EvilForCausalLM"], auto_map={"AutoConfig": "x.y"}),
         "the architecture EvilForCausalLM of a model_type 'llama' is not supported",
     ),
-    "quantized": (edited(quantization_config={}), "is quantized"),
+    "quantized": (edited(quantization_config={"quant_method": "x"}), "is quantized"),
     "length-dependent RoPE": (
         edited(rope_parameters=DYNAMIC, max_position_embeddings=32),
         "is above the model's position limit 32",
