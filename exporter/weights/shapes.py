@@ -63,7 +63,8 @@ def _require_shape(name: str, expected: tuple[int, ...], tensor: Tensor) -> None
 def unread(checkpoint: Checkpoint, decoder: Decoder) -> tuple[str, ...]:
     """Say what a build leaves out: what no file has, and values that the model has no place for.
 
-    Such as biases that config.json switches off. Those that are all 0 change nothing.
+    Such as biases that config.json switches off, and layers beyond its number of them. Those that
+    are all 0 change nothing.
     """
     model, known = model_on_meta(decoder), parameters(decoder)
     modules = {name for name, one in model.named_modules() if dict(one.named_parameters())}
@@ -71,13 +72,22 @@ def unread(checkpoint: Checkpoint, decoder: Decoder) -> tuple[str, ...]:
     found = [
         name
         for name, tensor in checkpoint.tensors.items()
-        if name not in known and not leaves.isdisjoint(_above(name)) and _has_values(tensor)
+        if name not in known
+        and (not leaves.isdisjoint(_above(name)) or _is_of_more_layers(name, decoder))
+        and _has_values(tensor)
     ]
     if not found:
         return checkpoint.absent.notes
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     left_out = f"left out, as config.json has no place for it: {found[0]}{more}"
     return (*checkpoint.absent.notes, left_out)
+
+
+def _is_of_more_layers(name: str, decoder: Decoder) -> bool:
+    """Whether a tensor is of a layer that no model has, be it one that predicts further tokens."""
+    found = re.match(rf"{re.escape(decoder.names.layers)}\.(\d+)\.", name)
+    predict = getattr(decoder.config, "num_nextn_predict_layers", None) or 0
+    return bool(found) and int(found[1]) >= decoder.config.num_hidden_layers + predict
 
 
 def _above(name: str) -> list[str]:

@@ -212,12 +212,12 @@ def test_a_tensor_that_config_has_no_place_for_is_named_unless_it_is_zero(
     tensors, layer = load_file(mine / SINGLE), "model.layers.1.self_attn.q_proj"
     more = {f"{layer}.bias": values(64), f"{layer}.lora_A.weight": values((4, 64))}
     more |= {
-        "model.layers.9.mlp.up_proj.weight": np.ones(9),
+        "model.layers.9.mlp.up_proj.weight": values(9),
         "model.rotary_emb.inv_freq": np.ones(8),
     }
     tensors |= {name: one.astype(np.float32) for name, one in more.items()}
     save_file(tensors, mine / SINGLE)
-    told = f"left out, as config.json has no place for it: {layer}.bias and 1 more"
+    told = f"left out, as config.json has no place for it: {layer}.bias and 2 more"
     assert resolve(mine) == ((told,) if values is np.ones else ())
 
 
