@@ -76,6 +76,10 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda m: (m / "generation_config.json").write_text("{"),
         "is not JSON",
     ),
+    "sampling that no run takes": (
+        lambda m: (m / "generation_config.json").write_text('{"temperature": NaN}'),
+        "generation_config.json: temperature nan cannot be used",
+    ),
     "end token is no number": (
         lambda m: (m / "generation_config.json").write_text('{"eos_token_id": [3, "x"]}'),
         "eos_token_id [3, 'x']",
