@@ -99,12 +99,9 @@ def _with_quantization(config: dict[str, Any], directory: Path) -> dict[str, Any
     given = config.get(QUANTIZATION)
     if isinstance(given, dict) and not any(given.values()):
         given, config = None, config | {QUANTIZATION: None}
-    if (
-        isinstance(given, dict)
-        and "bits" in given
-        and all(name in _OF_MLX or "." in name for name in given)
-    ):
-        return config | {QUANTIZATION: given | {"quant_method": "mlx"}}
+    names = given if isinstance(given, dict) else {}
+    if "bits" in names and all(name in _OF_MLX or "." in name for name in names):
+        return config | {QUANTIZATION: names | {"quant_method": "mlx"}}
     if given is not None:
         return config
     if (beside := directory / MODELOPT_CONFIG).is_file():
@@ -133,13 +130,14 @@ def _dequantize(stored: Checkpoint) -> Checkpoint:
     stored = _with_older_quantization(stored)
     found = read_quantization(stored.config)
     spans = {name: one for name, one in stored.tensors.items() if isinstance(one, TensorSpan)}
+    wide = {name: Narrowed(one) for name, one in spans.items() if one.dtype == "F64"}
     if found is None:
-        wide = {name: Narrowed(one) for name, one in spans.items() if one.dtype == "F64"}
         return replace(stored, tensors={**stored.tensors, **wide})
     tensors = found.tensors(spans)
     notes = [*stored.left_out, *found.left_out, *contradictions(tensors)]
     if tensors == spans:
         notes.append(f"{QUANTIZATION} says {found.kind}, and no tensor is quantized")
+    tensors |= {name: one for name, one in wide.items() if name in tensors}
     return replace(
         stored, tensors=tensors, left_out=(*notes, *history(stored.config[QUANTIZATION]))
     )
