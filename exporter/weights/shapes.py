@@ -87,7 +87,7 @@ def _is_of_more_layers(name: str, decoder: Decoder) -> bool:
     """Whether a tensor is of a layer that no model has, be it one that predicts further tokens."""
     found = re.match(rf"{re.escape(decoder.names.layers)}\.(\d+)\.", name)
     predict = getattr(decoder.config, "num_nextn_predict_layers", None) or 0
-    return bool(found) and int(found[1]) >= decoder.config.num_hidden_layers + predict
+    return found is not None and int(found[1]) >= decoder.config.num_hidden_layers + predict
 
 
 def _above(name: str) -> list[str]:
