@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from snapexport.errors import UserError, first_line
 from snapexport.exporter.model.decoder import Decoder, Names
 from snapexport.exporter.quiet import quiet
-from snapexport.exporter.read.config_fields import CORRECT
+from snapexport.exporter.read.config_fields import CORRECT, DYNAMIC, LONGROPE
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -121,6 +121,20 @@ def _above(path: str) -> list[str]:
     """The paths of the modules around a module, from outside."""
     parts = path.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def settle_ropes(model: Any) -> None:
+    """End the choice of frequencies by length: there is one set, which the RoPEs have now."""
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if isinstance(kind, dict):
+            module.rope_type = {name: _settled(one) for name, one in kind.items()}
+        elif kind is not None:
+            module.rope_type = _settled(kind)
+
+
+def _settled(rope_type: str | None) -> str | None:
+    return "default" if rope_type in (DYNAMIC, LONGROPE) else rope_type
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:

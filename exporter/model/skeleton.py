@@ -35,9 +35,9 @@ from snapexport.exporter.model.models import (
     keep_layers,
     make_model,
     modeling_of,
+    settle_ropes,
 )
 from snapexport.exporter.model.states import StateMarkers, states_replaced
-from snapexport.exporter.read.config_fields import LONGROPE
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 
 ATTENTION_IMPLEMENTATION = "snapexport_marker"
@@ -209,9 +209,7 @@ def compute_buffers(model: Any) -> None:
         for name in own:
             if _is_unset(module._buffers[name]):
                 module._buffers[name] = _of_constructor(model, module, path, name)
-    for module in model.modules():
-        if getattr(module, "rope_type", None) == LONGROPE:
-            module.rope_type = "default"  # both sets are the same: nothing is to be chosen
+    settle_ropes(model)
 
 
 def _around(path: str) -> Iterator[str]:

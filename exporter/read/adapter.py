@@ -79,6 +79,8 @@ _PART = re.compile(
     r"|lora_magnitude_vector)(\.weight)?"
 )
 _OF_WRAPPERS = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
+_REPLACED = ".original_module."
+"""Of the base's weights that `modules_to_save` takes the place of."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ def _parts(weights: Path) -> tuple[dict[str, dict[str, TensorSpan]], dict[str, T
                 f"{weights} has the tensor {name}, whose name is not one of peft's",
                 "save the adapter with peft's save_pretrained",
             )
-        else:
+        elif _REPLACED not in own:
             replaced[_OF_WRAPPERS.sub("", own)] = span
     if not changed and not replaced:
         raise UserError(f"{weights} has no tensors", _AGAIN)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION = "quantization_config"
 _OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_ORIGINAL = "start from the original checkpoint: `--weights int4` quantizes it"
+_OF_MLX = {"bits", "group_size", "mode"}
 _DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"
 
 
@@ -94,7 +96,13 @@ def _with_quantization(config: dict[str, Any], directory: Path) -> dict[str, Any
     """
     if isinstance(mlx := config.get("quantization"), dict) and "bits" in mlx:
         return config | {QUANTIZATION: mlx | {"quant_method": "mlx"}}
-    if config.get(QUANTIZATION) is not None:
+    given = config.get(QUANTIZATION)
+    if isinstance(given, dict) and not any(given.values()):
+        given, config = None, config | {QUANTIZATION: None}
+    names = given if isinstance(given, dict) else {}
+    if "bits" in names and all(name in _OF_MLX or "." in name for name in names):
+        return config | {QUANTIZATION: names | {"quant_method": "mlx"}}
+    if given is not None:
         return config
     if (beside := directory / MODELOPT_CONFIG).is_file():
         return config | {QUANTIZATION: {"quant_method": "modelopt", **_read(beside)}}
@@ -115,16 +123,21 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _dequantize(stored: Checkpoint) -> Checkpoint:
-    """With the weights that its tensors are parts of."""
+    """With the weights that its tensors are parts of, and 64 bits narrowed to 32."""
     from snapexport.exporter.weights.readers import contradictions, history, read_quantization
+    from snapexport.exporter.weights.tensor_file import Narrowed
 
     stored = _with_older_quantization(stored)
     found = read_quantization(stored.config)
-    if found is None:
-        return stored
     spans = {name: one for name, one in stored.tensors.items() if isinstance(one, TensorSpan)}
+    wide = {name: Narrowed(one) for name, one in spans.items() if one.dtype == "F64"}
+    if found is None:
+        return replace(stored, tensors={**stored.tensors, **wide})
     tensors = found.tensors(spans)
-    notes = *stored.left_out, *found.left_out, *contradictions(tensors)
+    notes = [*stored.left_out, *found.left_out, *contradictions(tensors)]
+    if tensors == spans:
+        notes.append(f"{QUANTIZATION} says {found.kind}, and no tensor is quantized")
+    tensors |= {name: one for name, one in wide.items() if name in tensors}
     return replace(
         stored, tensors=tensors, left_out=(*notes, *history(stored.config[QUANTIZATION]))
     )
@@ -134,17 +147,25 @@ def _with_older_quantization(stored: Checkpoint) -> Checkpoint:
     """With the quantization that only its tensors show, or that is written beside the config."""
     from snapexport.exporter.weights.readers import format_of
 
-    if stored.config.get(QUANTIZATION) is not None or (found := format_of(stored.tensors)) is None:
+    found = format_of(stored.tensors)
+    if found and not found[0].is_read:
+        raise UserError(
+            f"the weights are quantized in the format {found[0].name}, as the tensor {found[1]} "
+            "shows, which is not read",
+            _ORIGINAL,
+        )
+    if stored.config.get(QUANTIZATION) is not None or found is None:
         return stored
     (kind, tensor), config = found, {"quant_method": found[0].by_tensors}
     for name, method in _OLDER.items():
         if (beside := stored.directory / name).is_file():
-            config = {"quant_method": method, **_read(beside)}
+            read, _ = with_types({QUANTIZATION: _read(beside)})
+            config = {"quant_method": method, **read[QUANTIZATION]}
     if not config["quant_method"]:
         raise UserError(
             f"the weights are quantized in the format {kind.name}, as the tensor {tensor} shows, "
             f"and {CONFIG} has no {QUANTIZATION}",
             f"download {CONFIG} again, or {' or '.join(_OLDER)}, if the checkpoint has one; or "
-            "start from the original checkpoint: `--weights int4` quantizes it",
+            f"{_ORIGINAL}",
         )
     return replace(stored, config=stored.config | {QUANTIZATION: config})

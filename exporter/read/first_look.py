@@ -1,6 +1,6 @@
 """Looks at a checkpoint for what would refuse it anyway, before transformers is loaded.
 
-Reads names, config.json and a GGUF file's header. What it does not understand it lets pass.
+Reads names, config.json and headers. What it does not understand it lets pass.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from snapexport.errors import needs_extra
 from snapexport.exporter.read import folders, hub_config, open_checkpoint
 from snapexport.exporter.read.checkpoint import read_config
 from snapexport.exporter.read.config_fields import longest_sequence
+from snapexport.exporter.read.shards import read_shards
 
 _LIMITS = ("max_position_embeddings", "n_positions")
 """Names of the position limit; the second is GPT-2's and its kin's."""
@@ -33,8 +34,8 @@ def look(model: str, *, needs_weights: bool) -> int | None:
             return None  # a repository of other files
         raise folders.without_config(path)
     config = read_config(path)
-    if needs_weights and is_local and not any(path.glob("*.safetensors")):
-        raise folders.without_weights(path, folders.SINGLE_FILE)
+    if needs_weights and is_local:
+        read_shards(path)
     text = config.get("text_config")
     return _limit(text if isinstance(text, dict) else config)
 

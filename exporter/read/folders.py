@@ -135,7 +135,7 @@ def require_files(path: Path) -> None:
     """
     folder = path if path.is_dir() else path.parent
     names = names_of(folder) if path.is_dir() else [path.name]
-    wanted = (f"*{_SAFETENSORS}", f"*{GGUF}", *READ, *CONVERTIBLE)
+    wanted = (f"*{_SAFETENSORS}", f"*{GGUF}", SHARD_INDEX, *READ, *CONVERTIBLE)
     read = [name for name in names if any(fnmatch(name, one) for one in wanted)]
     links = [name for name in read if (folder / name).is_symlink()]
     if dangling := [name for name in links if not (folder / name).exists()]:

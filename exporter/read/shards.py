@@ -1,4 +1,4 @@
-"""Finds the file and the offset of each tensor of a folder: the index of shards decides.
+"""Finds the file and the offset of each tensor of a folder: the index decides between copies.
 
 Reads headers, never a weight. Does not know which tensors a model needs.
 """
@@ -56,7 +56,8 @@ class Shards:
 def read_shards(folder: Path) -> Shards:
     """Find tensors as transformers does: in the single file if there is one, else by the index.
 
-    A tensor that a shard has and the index doesn't assign to it is left out. Raises UserError.
+    A tensor that the index assigns to no shard that has it is read from the last one that does, and
+    other copies than the index names are left out. Raises UserError.
     """
     index = folder / SHARD_INDEX
     weight_map = _weight_map(index) if index.exists() else {}
@@ -69,10 +70,18 @@ def read_shards(folder: Path) -> Shards:
     found = {
         tensor: shard for tensor, shard in weight_map.items() if tensor in shards.get(shard, ())
     }
+    by_index = set(found)
+    for shard, spans in reversed(shards.items()):
+        strays = [name for name in spans if weight_map.get(name, shard) in shards]
+        found = dict.fromkeys(strays, shard) | found
     notes = [
-        f"not read: {_few(others)} in {shard}, which {SHARD_INDEX} does not assign to it"
+        f"{said}: {_few(others)} in {shard}, which {SHARD_INDEX} does not assign to it"
         for shard, spans in shards.items()
-        if (others := [tensor for tensor in spans if found.get(tensor) != shard])
+        for said, others in (
+            ("not read", [name for name in spans if found.get(name) != shard]),
+            ("read if needed", [n for n in spans if found.get(n) == shard and n not in by_index]),
+        )
+        if others
     ]
     return Shards(
         {tensor: shards[shard][tensor] for tensor, shard in found.items()},
@@ -100,14 +109,14 @@ def _weight_file(folder: Path, name: str) -> Path:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """{tensor: name of its shard}, a plain name beside the index."""
+    """{tensor: path of its shard}, in the index's folder or one below."""
     weight_map = read_object(index, INDEX_BYTES, _DOWNLOAD_AGAIN, lenient=True).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
         raise UserError(f"{index} has no weight_map of file names", _DOWNLOAD_AGAIN)
     for shard in weight_map.values():
-        if not is_plain_name(shard):
+        if not all(map(is_plain_name, shard.split("/"))):
             raise UserError(
-                f"{index} names {shard!r:.200}, which is not the name of a file beside it",
+                f"{index} names {shard!r:.200}, which is not the name of a file beside it or below",
                 _DOWNLOAD_AGAIN,
             )
     return weight_map

@@ -28,6 +28,8 @@ from snapexport.exporter.weights.adapted import LowRank
 from snapexport.files.safetensors import TensorSpan
 
 _BASE, _MODEL = ".base_layer", "model."
+_BIAS = ".bias"
+_NO_BIAS = "lora_bias adds to a layer's bias, and this layer has none: train it without lora_bias"
 _CONV1D = "Conv1D"
 """GPT-2's linear layer, whose weight is [K,N]."""
 Change = TensorSpan | LowRank
@@ -157,10 +159,11 @@ class Changes:
             return place, is_part
         if not place and name.removeprefix(_MODEL) in self._stored_ends:
             return "", False
+        adds_bias = name.endswith(_BIAS) and f"{name.removesuffix(_BIAS)}.weight" in self._state
         raise UserError(
             f"the adapter changes {name}, which the model does not have"
             + (f", but as a part of {place}" if place else ""),
-            other_base(self.adapter),
+            _NO_BIAS if adds_bias else other_base(self.adapter),
         )
 
     def _module(self, path: str) -> tuple[str, nn.Module | None]:

@@ -26,9 +26,10 @@ from snapexport.exporter.weights.tensor_file import (
     cast,
     is_hole,
     place_of,
+    require_floats,
 )
 from snapexport.files.copying import clone_file, copy_file
-from snapexport.files.dtypes import BY_FLAG, DTYPES, DType
+from snapexport.files.dtypes import BY_FLAG, DType
 from snapexport.files.safetensors import (
     SUFFIX,
     TensorSpan,
@@ -39,7 +40,6 @@ from snapexport.files.safetensors import (
 from snapexport.files.untrusted import read_text
 from snapexport.files.whole import sha256_of
 
-_FLOATS = tuple(BY_FLAG[dtype].safetensors for dtype in DTYPES)
 FP8 = "F8_E4M3"
 _HASHED_BYTES = 1 << 30
 """Larger weights get a hash only if it is known without reading them again."""
@@ -117,12 +117,13 @@ def place(
     names, placed = set(wanted), PlacedWeights(integers=integers)
     whole = {n for n in names if parts.whole(n) == n or parts.whole(n) not in integers}
     found = {name: checkpoint.tensors[name] for name in sorted(whole)}
-    sources = {n: one if n in in_fp8 else _readable(n, one) for n, one in found.items()}
-    stored = dict.fromkeys(sources, BY_FLAG[dtype].safetensors)
+    for name in found.keys() - set(in_fp8):
+        require_floats(name, found[name])
+    stored = dict.fromkeys(found, BY_FLAG[dtype].safetensors)
     stored |= dict.fromkeys(in_fp32, "F32") | dict.fromkeys(in_fp8, FP8)
     if link:
-        _link(sources, stored, directory, placed)
-    for name, span in sources.items():
+        _link(found, stored, directory, placed)
+    for name, span in found.items():
         if name in placed.tensors:
             continue
         placed.add(_write(name, span, stored[name], directory, progress, aligned))
@@ -162,15 +163,6 @@ def place_again(source: Path, directory: Path, *, link: bool) -> bool:
             os.link(file.resolve(), directory / file.name)
             linked = True
     return linked
-
-
-def _readable(name: str, tensor: Tensor) -> Tensor:
-    if tensor.dtype not in _FLOATS:
-        raise UserError(
-            f"the tensor {name} is stored as {tensor.dtype}",
-            f"only {', '.join(_FLOATS)} weights are read: start from the original checkpoint",
-        )
-    return tensor
 
 
 def require_linkable(checkpoint: Checkpoint) -> None:

@@ -1,6 +1,7 @@
 """Checks a checkpoint's tensors against its config before anything is traced.
 
-Every parameter of the model has a tensor of its shape, whose values are not all NaN or infinite.
+Every parameter of the model has a tensor of floats of its shape, and not all of them are NaN or
+infinite.
 """
 
 import math
@@ -14,7 +15,7 @@ from snapexport.exporter.model import Decoder
 from snapexport.exporter.model.models import model_on_meta, parameters
 from snapexport.exporter.read.checkpoint import Checkpoint
 from snapexport.exporter.weights.derived import stored_shapes
-from snapexport.exporter.weights.tensor_file import NUMPY_DTYPE, Tensor, blocks
+from snapexport.exporter.weights.tensor_file import NUMPY_DTYPE, Tensor, blocks, require_floats
 
 _SLICE = 1 << 16
 """Values read at a time until one is finite: nearly always the first ones suffice."""
@@ -35,6 +36,7 @@ def require_parameters(checkpoint: Checkpoint, parameters: Mapping[str, tuple[in
     _require_present(shapes, checkpoint)
     for name, shape in shapes.items():
         _require_shape(name, shape, checkpoint.tensors[name])
+        require_floats(name, checkpoint.tensors[name])
         _require_numbers(name, checkpoint.tensors[name])
 
 
@@ -61,7 +63,8 @@ def _require_shape(name: str, expected: tuple[int, ...], tensor: Tensor) -> None
 def unread(checkpoint: Checkpoint, decoder: Decoder) -> tuple[str, ...]:
     """Say what a build leaves out: what no file has, and values that the model has no place for.
 
-    Such as biases that config.json switches off. Those that are all 0 change nothing.
+    Such as biases that config.json switches off, and layers beyond its number of them. Those that
+    are all 0 change nothing.
     """
     model, known = model_on_meta(decoder), parameters(decoder)
     modules = {name for name, one in model.named_modules() if dict(one.named_parameters())}
@@ -69,13 +72,22 @@ def unread(checkpoint: Checkpoint, decoder: Decoder) -> tuple[str, ...]:
     found = [
         name
         for name, tensor in checkpoint.tensors.items()
-        if name not in known and not leaves.isdisjoint(_above(name)) and _has_values(tensor)
+        if name not in known
+        and (not leaves.isdisjoint(_above(name)) or _is_of_more_layers(name, decoder))
+        and _has_values(tensor)
     ]
     if not found:
         return checkpoint.absent.notes
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     left_out = f"left out, as config.json has no place for it: {found[0]}{more}"
     return (*checkpoint.absent.notes, left_out)
+
+
+def _is_of_more_layers(name: str, decoder: Decoder) -> bool:
+    """Whether a tensor is of a layer that no model has, be it one that predicts further tokens."""
+    found = re.match(rf"{re.escape(decoder.names.layers)}\.(\d+)\.", name)
+    predict = getattr(decoder.config, "num_nextn_predict_layers", None) or 0
+    return found is not None and int(found[1]) >= decoder.config.num_hidden_layers + predict
 
 
 def _above(name: str) -> list[str]:
@@ -89,10 +101,8 @@ def _has_values(tensor: Tensor) -> bool:
 
 
 def _require_numbers(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor without a single finite value. Other types than floats are refused later."""
-    if tensor.dtype not in NUMPY_DTYPE or not tensor.nbytes:
-        return
-    if any(np.isfinite(block).any() for block in blocks(tensor, most=_SLICE)):
+    """Refuse a tensor without a single finite value."""
+    if not tensor.nbytes or any(np.isfinite(block).any() for block in blocks(tensor, most=_SLICE)):
         return
     raise UserError(
         f"every value of the tensor {name} is NaN or infinite",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from snapexport.errors import UserError
 from snapexport.files.copying import CLONE_BLOCK, copy_range
 from snapexport.files.copying import is_hole as is_hole_of_file
-from snapexport.files.dtypes import OF_GRAPHS
+from snapexport.files.dtypes import BY_FLAG, DTYPES, OF_GRAPHS
 from snapexport.files.safetensors import SUFFIX, TensorSpan, header, read_header, tensor_bytes
 
 
@@ -75,6 +75,7 @@ class Rearranged(Calculated):
 
 NUMPY_DTYPE = {one.safetensors: np.dtype(one.numpy) for one in OF_GRAPHS if one.safetensors}
 """The types that graphs can have, by safetensors' names."""
+FLOATS = tuple(BY_FLAG[dtype].safetensors for dtype in DTYPES)
 BLOCK = 1 << 24
 """Elements read at a time."""
 _WORTH_CLONING = 1 << 16
@@ -102,6 +103,33 @@ def blocks(tensor: Tensor, multiple: int = 1, most: int = BLOCK) -> Iterator[NDA
             begin = tensor.offset + start * dtype.itemsize
             unwritten = is_hole_of_file(file.fileno(), begin, begin + block.nbytes)
             yield hole(block.size, dtype) if unwritten else block
+
+
+@dataclass(frozen=True)
+class Narrowed(Calculated):
+    """Floats of 64 bits, read as fp32."""
+
+    stored: TensorSpan
+    dtype = "F32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
+        """The elements in order, flat, in blocks whose size is a multiple of `multiple`."""
+        count = (self.stored.nbytes // np.dtype(np.float64).itemsize,)
+        flat = np.memmap(self.stored.file, np.float64, "r", self.stored.offset, shape=count)
+        yield from (block.astype(np.float32) for block in in_blocks(flat, multiple, most))
+
+
+def require_floats(name: str, tensor: Tensor) -> None:
+    """Raise UserError for a tensor of a type that is not converted."""
+    if tensor.dtype not in FLOATS:
+        raise UserError(
+            f"the tensor {name} is stored as {tensor.dtype}",
+            f"only F64, {', '.join(FLOATS)} weights are read: start from the original checkpoint",
+        )
 
 
 def in_blocks(

@@ -26,7 +26,7 @@ def recommended_sampling(directory: Path) -> dict[str, float]:
     """
     config = _config(directory)
     usual = {"temperature": 1.0} if config.get("do_sample") is True else {}
-    return usual | _fields(directory, config)
+    return usual | sampling_of(config, directory)
 
 
 def _config(directory: Path) -> dict[str, Any]:
@@ -36,8 +36,11 @@ def _config(directory: Path) -> dict[str, Any]:
     return read_object(path, CONFIG_BYTES, _HINT, links=False, lenient=True)
 
 
-def _fields(directory: Path, config: Mapping[str, Any]) -> dict[str, float]:
+def sampling_of(config: Mapping[str, Any], directory: Path) -> dict[str, float]:
+    """Fields of SamplingParams that a config has. Raises UserError, with the file's path."""
     given = {name: config[name] for name in FIELDS if config.get(name) is not None}
+    if isinstance(top_k := given.get("top_k"), float) and top_k.is_integer():
+        given["top_k"] = int(top_k)
     try:
         SamplingParams(**given)
     except UserError as error:

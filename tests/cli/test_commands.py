@@ -76,6 +76,10 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda m: (m / "generation_config.json").write_text("{"),
         "is not JSON",
     ),
+    "sampling that no run takes": (
+        lambda m: (m / "generation_config.json").write_text('{"temperature": NaN}'),
+        "generation_config.json: temperature nan cannot be used",
+    ),
     "end token is no number": (
         lambda m: (m / "generation_config.json").write_text('{"eos_token_id": [3, "x"]}'),
         "eos_token_id [3, 'x']",
@@ -93,8 +97,11 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
         edited(architectures=["EvilForCausalLM"], auto_map={"AutoConfig": "x.y"}),
         "the architecture EvilForCausalLM of a model_type 'llama' is not supported",
     ),
-    "quantized": (edited(quantization_config={}), "is quantized"),
-    "length-dependent RoPE": (edited(rope_parameters=DYNAMIC), "RoPE of type 'dynamic'"),
+    "quantized": (edited(quantization_config={"quant_method": "x"}), "is quantized"),
+    "length-dependent RoPE": (
+        edited(rope_parameters=DYNAMIC, max_position_embeddings=32),
+        "is above the model's position limit 32",
+    ),
     "layers of another kind": (
         edited(layer_types=["full_attention", "chunked_attention"]),
         "layers of type 'chunked_attention' are not supported in a model_type 'llama'",
@@ -120,7 +127,10 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
             "Gemma3ForCausalLM",
             "gemma3_text",
             layer_types=SLIDING,
-            rope_parameters={"full_attention": DYNAMIC, "sliding_attention": ROPE},
+            rope_parameters={
+                "full_attention": DYNAMIC,
+                "sliding_attention": ROPE | {"rope_type": "yarn", "factor": 4.0},
+            },
         ),
         "RoPE of type 'dynamic'",
     ),

@@ -23,6 +23,8 @@ def test_mistakes_are_refused_before_anything_heavy_is_loaded(
 ) -> None:
     broken = Path(shutil.copytree(checkpoint, tmp_path / "broken"))
     (broken / "config.json").write_text("{")
+    cut = Path(shutil.copytree(checkpoint, tmp_path / "cut")) / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-1])
     (tmp_path / "text").write_text("no build")
     (tmp_path / "part.gguf").write_bytes(b"GGUF")
     build, text = str(tiny_build.directory), str(tmp_path / "text")
@@ -37,7 +39,7 @@ def test_mistakes_are_refused_before_anything_heavy_is_loaded(
         [*of_model, "64", "--out", f"{text}/new"],
         [*of_model, "many", *new],
         *(["build", "--L-max", "64", *new, "--model", str(tmp_path / name)]
-          for name in ("missing", "broken", "part.gguf", "missing.gguf")),
+          for name in ("missing", "broken", "cut", "part.gguf", "missing.gguf")),
         [*plan, "9999", "--model", str(checkpoint)],
         [*plan, "64", "--model", str(tmp_path / "missing")],
         [*plan, "64", "--model", str(checkpoint), "--kv-budget", "65"],

@@ -55,6 +55,14 @@ def test_build_in_the_cache_of_the_hub_runs(
         capsys.readouterr()
 
 
+def test_a_build_whose_blob_is_not_downloaded_is_refused(tiny_build: Build, tmp_path: Path) -> None:
+    build = cached(tiny_build.directory, tmp_path, "")
+    (build / NORM).resolve().unlink()
+    with pytest.raises(UserError, match="is missing") as error:
+        Build.open(build)
+    assert error.value.hint == "download the build again"
+
+
 def to(place: str) -> Callable[[Path], None]:
     def make(link: Path) -> None:
         content = link.read_bytes()

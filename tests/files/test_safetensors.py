@@ -85,6 +85,29 @@ def test_safetensors_file_shorter_than_its_header_is_refused(
         read_header(tmp_path / "f")
 
 
+@pytest.mark.parametrize(
+    ("start", "what"),
+    [
+        (b"<!DOCTYPE html>", "HTML"),
+        (b"\x1f\x8b\x08\0\0\0\0\0\0\3", "gzip"),
+        (b"PK\3\4\0\0\x08\x08\0\0", "torch.save"),
+        (b"GGUF\3\0\0\0\1\0", "a GGUF file"),
+    ],
+)
+def test_another_file_than_safetensors_is_named(tmp_path: Path, start: bytes, what: str) -> None:
+    (tmp_path / "f").write_bytes(start + bytes(99))
+    with pytest.raises(UserError, match=f"is no safetensors file: it is .*{what}"):
+        read_header(tmp_path / "f")
+
+
+@pytest.mark.parametrize("length", [b"<", b"\x80"])
+def test_a_header_may_have_the_length_that_another_file_begins_with(
+    tmp_path: Path, length: bytes
+) -> None:
+    (tmp_path / "f").write_bytes(length + bytes(7) + b"{}".ljust(length[0]))
+    assert read_header(tmp_path / "f") == {}
+
+
 def test_safetensors_metadata_and_empty_tensors_are_accepted(tmp_path: Path) -> None:
     entries = {"__metadata__": {"format": "pt"}, "x": entry(0, 8), "none": entry(8, 8, (0, 4))}
     spans = read_header(written(tmp_path / "f", json.dumps(entries)))

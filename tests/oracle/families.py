@@ -243,6 +243,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "granitemoeshared": _MULTIPLIED | _LOCAL | {"shared_intermediate_size": 48},
     "hunyuan_v1_dense.alpha": _ALPHA,
+    "hunyuan_v1_dense.dynamic": _ALPHA
+    | {"rope_parameters": _ROPE | {"rope_type": "dynamic", "factor": 2.0}},
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 8, "moe_topk": 2},
     "hunyuan_v1_moe.alpha": _ALPHA | {"num_experts": 8, "moe_topk": 2},
     "hy_v3": {

@@ -27,6 +27,7 @@ from snapexport.exporter.model.models import (
     path_of,
     path_of_decoder,
     path_of_layers,
+    settle_ropes,
 )
 from snapexport.exporter.model.probe.attention import IMPLEMENTATION, record
 from snapexport.exporter.model.probe.experts import form_of_experts
@@ -146,6 +147,7 @@ def _look(config: "PretrainedConfig", family: Family, whole: "PretrainedConfig |
     inside = model.get_submodule(names.decoder)
     with quiet():
         require_constant_ropes(config, inside)
+        settle_ropes(inside)
         require_stated(modeling_of(model, names.decoder))
         norms = norms_of(model)
         expert_form = form_of_experts(model, config)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from snapexport.errors import UserError
+from snapexport.exporter.model.config import position_limit
 from snapexport.exporter.model.decoder import Frequencies, Layer, RMSNorm, Rope
 from snapexport.exporter.model.markers import (
     APPLY,
@@ -92,7 +93,7 @@ def _agrees(form: RMSNorm, module: Any, states: Tensor, weight: Tensor, expected
     return float((found.float() - expected.float()).abs().max()) <= _NORM_ABSOLUTE[states.dtype]
 
 
-_TOKENS, _FIRST, _BEYOND = 7, 3, 8
+_TOKENS, _FIRST = 7, 3
 _ABSOLUTE = 1e-5
 
 
@@ -212,9 +213,9 @@ def require_constant_ropes(config: Any, decoder: Any) -> None:
 
 
 def _is_constant(module: Any, config: Any, kind: str | None) -> bool:
-    """Whether positions have the same angles beside one far beyond the model's longest sequence."""
+    """Whether positions have the same angles beside the last one of the model's limit."""
     states, few = _inputs()
-    far = torch.cat((few, torch.tensor([[_BEYOND * config.max_position_embeddings]])), -1)
+    far = torch.cat((few, torch.tensor([[position_limit(config) - 1]])), -1)
     named = {"layer_type": kind} if kind else {}
     try:
         made = type(module)(config)

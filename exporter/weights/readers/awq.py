@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.exporter.weights.readers.grouped import GroupedWeight, Groups, unpack
+from snapexport.exporter.weights.readers.grouped import (
+    GroupedWeight,
+    Groups,
+    require_groups,
+    unpack,
+)
 from snapexport.exporter.weights.readers.quantization import (
     FLOATS,
     OfParts,
@@ -42,10 +47,14 @@ _NEUTRAL = ("do_fuse", "fuse_max_seq_len", "modules_to_fuse")
 
 @dataclass(frozen=True)
 class Awq(OfParts):
-    """group: columns that share a scale; None: all of a row. symmetric: whether zeros are 8."""
+    """group: columns that share a scale; None: all of a row. symmetric: whether zeros are 8.
+
+    says_both: whether symmetry is said, and zero points too.
+    """
 
     group: int | None
     symmetric: bool = False
+    says_both: bool = False
     kind = "awq"
     needed = ("qweight", "qzeros", "scales")
     packed = "qweight"
@@ -61,13 +70,14 @@ class Awq(OfParts):
             require_value(name, given.pop(name, 4), (4,))
         group = group_size(given.pop("group_size", given.pop("q_group_size", 128)))
         require_values(cls.kind, given, _VALUES, _NEUTRAL)
-        return cls(group, given.get("zero_point") is False)
+        return cls(group, given.get("zero_point") is False, given.get("sym") is True)
 
     def weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
         """The integers of a matrix."""
         columns, words = require_matrix(f"{stem}.qweight", parts["qweight"])
         rows = words * _IN_A_WORD
         groups = Groups(columns, self.group or columns)
+        require_groups(f"{stem}.scales", parts["scales"], groups)
         require(f"{stem}.qweight", parts["qweight"], ("I32",), (columns, words))
         require(f"{stem}.qzeros", parts["qzeros"], ("I32",), (groups.count, words))
         require(f"{stem}.scales", parts["scales"], FLOATS, (groups.count, rows))
@@ -81,7 +91,7 @@ class Awq(OfParts):
             scales=parts["scales"],
             symmetric=self.symmetric,
         )
-        return weight.readable
+        return (weight.without_slip if self.says_both else weight).readable
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -4,8 +4,9 @@ x.qweight int32 [K*bits/32,N], x.qzeros int32 [groups,N*bits/32], x.scales [grou
 int32 [K], the group of each row of [K,N]. Version 1 stores a zero less one.
 """
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,13 @@ from numpy.typing import NDArray
 
 from snapexport.errors import UserError
 from snapexport.exporter.weights.readers.awq import Awq
-from snapexport.exporter.weights.readers.grouped import GroupedWeight, Groups, unpack, words_for
+from snapexport.exporter.weights.readers.grouped import (
+    GroupedWeight,
+    Groups,
+    require_groups,
+    unpack,
+    words_for,
+)
 from snapexport.exporter.weights.readers.quantization import (
     FLOATS,
     KEY,
@@ -49,12 +56,15 @@ _NEUTRAL = ("desc_act", "sym", "lm_head", "static_groups", "quant_method", "para
 
 @dataclass(frozen=True)
 class Gptq(OfParts):
-    """less_one: what stored zeros lack. symmetric: None if modules differ, or nothing is said."""
+    """less_one: what stored zeros lack. symmetric: None if nothing is said.
+
+    dynamic: {pattern of modules' names: what they have otherwise}.
+    """
 
     bits: int
     group: int | None
     less_one: bool
-    dynamic: bool = False
+    dynamic: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     symmetric: bool | None = None
     left_out: tuple[str, ...] = ()
     kind = "gptq"
@@ -76,8 +86,8 @@ class Gptq(OfParts):
         dynamic = _dynamic(given.pop("dynamic", None))
         notes = left_out_of({"": {"input_activations": given.pop("activation", None)}}, None)
         require_values(cls.kind, given, _VALUES, _NEUTRAL)
-        symmetric = common_value("sym", (given, *dynamic.values()))
-        return cls(bits, group, formats != {"gptq_v2"}, bool(dynamic), symmetric, notes)
+        symmetric = common_value("sym", [given])
+        return cls(bits, group, formats != {"gptq_v2"}, dynamic, symmetric, notes)
 
     def weight(self, stem: str, parts: dict[str, TensorSpan]) -> Tensor:
         """The integers of a matrix."""
@@ -86,7 +96,8 @@ class Gptq(OfParts):
         columns = packed * 32 // bits
         if g_idx is not None and len(g_idx.shape) == 1 and g_idx.nbytes:
             (columns,) = g_idx.shape
-        groups = self._groups(columns, parts["scales"])
+        groups, symmetric = self._groups(columns, parts["scales"]), self._symmetric(stem)
+        require_groups(f"{stem}.scales", parts["scales"], groups)
         require(f"{stem}.qweight", parts["qweight"], ("I32",), (words_for(columns, bits), rows))
         zeros = groups.count, words_for(rows, bits)
         require(f"{stem}.qzeros", parts["qzeros"], ("I32",), zeros)
@@ -103,11 +114,14 @@ class Gptq(OfParts):
             zeros=parts["qzeros"],
             scales=parts["scales"],
             less_one=self.less_one,
-            symmetric=bool(self.symmetric),
+            symmetric=bool(symmetric),
         )
-        if self.symmetric is None and weight.zero in (weight.middle - 1, weight.middle + 1):
-            weight = replace(weight, symmetric=True)
-        return weight.readable
+        return (weight if symmetric is not None else weight.without_slip).readable
+
+    def _symmetric(self, stem: str) -> bool | None:
+        """What the first pattern of a module says, or else all."""
+        found = (one for name, one in self.dynamic.items() if re.match(_pattern(name), stem))
+        return common_value("sym", [{"sym": self.symmetric} | dict(next(found, {}))])
 
     def _bits(self, rows: int, zeros: TensorSpan) -> int:
         """The bits of a matrix, which `dynamic` may give others than the rest."""
@@ -130,13 +144,24 @@ def common_value(name: str, tables: Iterable[Mapping[str, Any]]) -> bool | None:
     return found.pop() if len(found) == 1 else None
 
 
+def _pattern(name: str) -> str:
+    """The pattern of `dynamic`, whose signs say whether modules are quantized."""
+    return name.removeprefix("+:").removeprefix("-:")
+
+
 def _dynamic(value: object) -> dict[str, dict[str, Any]]:
     """The modules that are quantized otherwise: their tensors show how, or that they aren't."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
         raise UserError(f"{KEY}: dynamic is not a table of modules", "correct config.json")
-    for of_modules in value.values():
+    for name, of_modules in value.items():
+        try:
+            re.compile(_pattern(name))
+        except re.error:
+            raise UserError(
+                f"{KEY}: dynamic has {name!r:.100}, which is no pattern", "correct config.json"
+            ) from None
         require_values("gptq", of_modules, _VALUES, ("bits", "group_size", *_NEUTRAL))
     return value
 
@@ -191,11 +216,16 @@ def read_auto_round(given: dict[str, Any]) -> Quantization:
     quantized = {name: one for name, one in layers.items() if not _is_whole(one)}
     for keys in (given, *quantized.values()):
         require_values("auto-round", keys, {}, (*_OF_WEIGHTS, "sym"))
-    symmetric = common_value("sym", (given, *quantized.values()))
     if packing == _AWQ:
+        symmetric = common_value("sym", (given, *quantized.values()))
         return Awq.of(weights | {"zero_point": not symmetric})
-    dynamic: dict[str, Any] = {name: {} for name in layers}
-    weights |= {"checkpoint_format": _VERSIONS[packing], "dynamic": dynamic, "sym": symmetric}
+    sym = {name: {"sym": one["sym"]} if "sym" in one else {} for name, one in layers.items()}
+    dynamic = {f"{name}$": one for name, one in sym.items()}
+    weights |= {
+        "checkpoint_format": _VERSIONS[packing],
+        "dynamic": dynamic,
+        "sym": given.get("sym"),
+    }
     return Gptq.of(weights)
 
 

@@ -2,9 +2,9 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,17 @@ def _across_words(packed: NDArray[Any], bits: int) -> NDArray[np.uint8]:
             value = value | periods[..., word + 1] << np.uint32(_WORD - shift)
         found[..., place] = value & np.uint32((1 << bits) - 1)
     return found.reshape(rows, -1)
+
+
+def require_groups(name: str, scales: TensorSpan, groups: "Groups") -> None:
+    """Raise UserError for scales [count,N] of groups of another size than the config says."""
+    found = scales.shape[0] if scales.shape else 0
+    if found and found != groups.count and groups.columns % found == 0:
+        raise UserError(
+            f"the tensor {name} has groups of {groups.columns // found} columns, and {KEY} says "
+            f"{groups.size}",
+            f"correct group_size in config.json, if the tensors are right; or {ORIGINAL}",
+        )
 
 
 T = TypeVar("T", bound=np.generic)
@@ -144,8 +155,8 @@ class GroupedWeight(IntegerWeight):
             raise UserError(
                 f"the tensor {self.name} has zero points from {least} to {largest}, and {KEY} says "
                 f"that it is symmetric, which is a zero point of {self.middle}",
-                f'{ORIGINAL}; or set "sym" to false there (for AWQ "zero_point" to true), if the '
-                "stored zero points are right",
+                f'{ORIGINAL}; or set "sym" to false there ("symmetric" of compressed-tensors; for '
+                'AWQ "zero_point" to true), if the stored zero points are right',
             )
         return least != self.middle
 
@@ -192,6 +203,12 @@ class GroupedWeight(IntegerWeight):
             return None
         shift = (1 << (self.container - 1)) - self.zero
         return shift if 0 <= shift <= (1 << self.container) - (1 << self.bits) else None
+
+    @property
+    def without_slip(self) -> Self:
+        """The weight; symmetric where all stored zeros are beside the middle, by an old mistake."""
+        slipped = self.zero in (self.middle - 1, self.middle + 1)
+        return replace(self, symmetric=True) if slipped else self
 
     @property
     def readable(self) -> "GroupedWeight | Floats":

@@ -68,7 +68,7 @@ _NEUTRAL = frozenset(
 They are about kernels, calibration, and which modules and activations were quantized.
 """
 _HISTORY = re.compile(
-    r".*_version|provider|producer|quantizer|uri|created.*|telemetry"
+    r".*_version|disable_opt_rtn|provider|producer|quantizer|uri|created.*|telemetry"
     r"|(calib|dataset|damp|offload|gradient_|enable_.*tuning|enable_quanted|not_use_).*"
     r"|use_quant_input|n_?samples|num_.*samples|sampler|.*seq_?len|.*batch_size|train_bs|percdamp"
     r"|(.*_)?(iters|epochs|lr|seed)|amp|low_.*mem.*|dynamic_max_gap|fail_?safe|fallback|hessian"
@@ -93,7 +93,7 @@ def require_values(
 ) -> None:
     """Raise UserError for a key that may change weights and is not known, or has another value.
 
-    neutral: keys that can have any value. What is null or empty switches nothing on.
+    neutral: keys that can have any value. What is null, empty, false or 0 switches nothing on.
     """
     known = {**_SHARED, **known}
     for name, value in given.items():
@@ -107,7 +107,7 @@ def require_values(
 
 
 def _is_history(name: str, value: object) -> bool:
-    return value in (None, "", [], {}) or bool(_HISTORY.fullmatch(name))
+    return value in (None, "", [], {}, False) or bool(_HISTORY.fullmatch(name))
 
 
 def history(given: Mapping[str, Any]) -> tuple[str, ...]:

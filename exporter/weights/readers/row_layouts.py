@@ -41,12 +41,8 @@ class StoredRows(GroupedWeight):
 
     @property
     def contradicts(self) -> bool:
-        """Whether the weight is symmetric, and a stored zero point is not 0."""
-        if not self.symmetric or self.zeros is None:
-            return False
-        if self.zeros.dtype == "I32":
-            return bool((self._zeros(0, self.count) != self.middle).any())
-        return bool(array(self.zeros).any())
+        """Whether the weight is symmetric, and other zeros are stored. Raises UserError."""
+        return self.zeros is not None and super().contradicts
 
     def _zeros(self, start: int, end: int) -> NDArray[np.uint8]:
         assert self.zeros is not None

@@ -206,7 +206,8 @@ class BuildOptions:
         if limit is not None and self.L_max > limit:
             raise UserError(
                 f"--L-max {self.L_max} is above the model's position limit {limit}",
-                f"use --L-max {limit} or less: the model has not learned longer positions",
+                f"use --L-max {limit} or less: the model has not learned longer positions, "
+                "and a RoPE of type 'dynamic' changes there",
             )
 
     def require_cache(self) -> None:

@@ -24,6 +24,7 @@ from snapexport.exporter.weights.forms import fp8
 from snapexport.exporter.weights.place import require_linkable
 from snapexport.exporter.weights.readers import read_quantization
 from snapexport.methods import table
+from snapexport.runtime.requests.generation_config import sampling_of
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     options, decoder = _with_weights(options, opened), opened.decoder
     stored, checkpoint = opened.stored, opened.checkpoint
     model = model_facts(decoder, stored)
+    sampling_of(stored.generation_config, stored.directory)
     folder, is_gguf = with_tokenizer(stored), stored.gguf is not None
     texts = read_texts(folder, model.vocab_size, is_whole=is_gguf)
     if opened.unties:

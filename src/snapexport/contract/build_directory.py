@@ -166,7 +166,8 @@ class Build:
             if path.is_symlink() and not blob_of(path):
                 raise UserError(f"{path} is a symbolic link", BY_ITSELF)
         if not path.exists():
-            raise UserError(f"{path} is missing", REBUILD)
+            again = "download the build again" if path.is_symlink() else REBUILD
+            raise UserError(f"{path} is missing", again)
         if not path.is_file():
             raise UserError(f"{path} is not a regular file", REBUILD)
         return path

@@ -20,6 +20,15 @@ _METADATA = "__metadata__"
 _PREFIX = struct.Struct("<Q")
 _ALIGNMENT = 64
 _AND = "+"
+_OTHERS = {
+    b"<": "a page of HTML or XML",
+    b"\x1f\x8b": "compressed by gzip",
+    b"PK\3\4": "a zip file, which torch.save writes",
+    b"\x80": "a pickle, which torch.save writes",
+    b"GGUF": "a GGUF file",
+    b"version ": "a pointer of git-lfs",
+}
+"""What else files begin with that have the suffix."""
 _DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"
 
 
@@ -130,6 +139,11 @@ def _length(path: Path, file: BinaryIO) -> tuple[bytes, int]:
     """The length of the header, as stored and as a number. The file is read up to the header."""
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(_PREFIX.size)
+    is_header = file.read(1) == b"{"
+    file.seek(_PREFIX.size)
+    for start, what in _OTHERS.items():
+        if prefix.startswith(start) and not is_header:
+            raise UserError(f"{path} is no safetensors file: it is {what}", _DOWNLOAD_AGAIN)
     (length,) = _PREFIX.unpack(prefix) if len(prefix) == _PREFIX.size else (size,)
     if _PREFIX.size + length > size:
         raise _size_error(path)

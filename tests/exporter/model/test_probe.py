@@ -15,7 +15,6 @@ from snapexport.exporter.model.probe.miniature import miniature, require_local
 from snapexport.exporter.read.families import family_of
 from tests.oracle.families import config_of
 
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 RECURRENT: dict[str, dict[str, Any]] = {
     "jamba": {"num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
     "minimax": {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
@@ -59,6 +58,7 @@ def test_experts_are_seen_whatever_their_width(hidden: int, width: int) -> None:
         ("minicpm3", Rope("halves", interleaved=False)),
         ("qwen3_5_text.narrow", Rope("halves", interleaved=False, of_text=True)),
         ("hunyuan_v1_dense.alpha", Rope("halves", interleaved=False)),
+        ("hunyuan_v1_dense.dynamic", Rope("halves", interleaved=False)),
         ("kimi_linear", None),
         ("nanochat", None),
     ],
@@ -97,7 +97,6 @@ def test_a_small_model_shows_positions_that_mix_outside_of_attention(name: str) 
         ("diffllama", {}, "layer 0 attends 2 times"),
         ("bert", {"is_decoder": False}, r"a mask of another kind \(bidirectional\)"),
         ("roberta", {"is_decoder": True}, "the decoder counts positions in a way of its own"),
-        ("hunyuan_v1_dense", {"rope_parameters": DYNAMIC}, "changes its frequencies with the seq"),
         (
             "jetmoe",
             {"kv_channels": 16},

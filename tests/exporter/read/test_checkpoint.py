@@ -212,12 +212,12 @@ def test_a_tensor_that_config_has_no_place_for_is_named_unless_it_is_zero(
     tensors, layer = load_file(mine / SINGLE), "model.layers.1.self_attn.q_proj"
     more = {f"{layer}.bias": values(64), f"{layer}.lora_A.weight": values((4, 64))}
     more |= {
-        "model.layers.9.mlp.up_proj.weight": np.ones(9),
+        "model.layers.9.mlp.up_proj.weight": values(9),
         "model.rotary_emb.inv_freq": np.ones(8),
     }
     tensors |= {name: one.astype(np.float32) for name, one in more.items()}
     save_file(tensors, mine / SINGLE)
-    told = f"left out, as config.json has no place for it: {layer}.bias and 1 more"
+    told = f"left out, as config.json has no place for it: {layer}.bias and 2 more"
     assert resolve(mine) == ((told,) if values is np.ones else ())
 
 
@@ -269,15 +269,49 @@ NORM = "model.norm.weight"
 def test_index_decides_which_of_two_copies_is_read(mine: Path) -> None:
     right = load_file(mine / SINGLE)[NORM]
     shard(mine)
-    wrong = load_file(mine / "a.safetensors") | {NORM: right + 1, "x.stale": right}
+    wrong = load_file(mine / "a.safetensors") | {NORM: right + 1}
     save_file(wrong, mine / "a.safetensors")
     shutil.copy(mine / "a.safetensors", mine / "a (1).safetensors")
     assert resolve(mine) == (
-        f"not read: {NORM} and 1 more in a.safetensors, which {SHARD_INDEX} does not assign to it",
+        f"not read: {NORM} in a.safetensors, which {SHARD_INDEX} does not assign to it",
         f"not read: a (1).safetensors, besides {SHARD_INDEX}",
     )
     (read,) = blocks(open_checkpoint(mine).tensors[NORM])
     assert np.array_equal(read, right)
+
+
+@pytest.mark.parametrize("named", ["a.safetensors", None])
+def test_a_tensor_is_read_from_the_shard_that_has_it(named: str | None, mine: Path) -> None:
+    right = load_file(mine / SINGLE)[NORM]
+    shard(mine, **({NORM: named} if named else {}))
+    index = json.loads((mine / SHARD_INDEX).read_text())["weight_map"]
+    if named is None:
+        del index[NORM]
+    for file in ("a.safetensors", "b.safetensors"):
+        (mine / "shards").mkdir(exist_ok=True)
+        (mine / file).rename(mine / "shards" / file)
+    index = {name: f"shards/{file}" for name, file in index.items()}
+    (mine / SHARD_INDEX).write_text(json.dumps({"weight_map": index}))
+    said = f"in shards/b.safetensors, which {SHARD_INDEX} does not assign to it"
+    assert resolve(mine) == (f"read if needed: {NORM} {said}",)
+    (read,) = blocks(open_checkpoint(mine).tensors[NORM])
+    assert np.array_equal(read, right)
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint8", "bool", "complex64"])
+def test_a_weight_of_no_float_is_refused_before_tracing(dtype: str, mine: Path) -> None:
+    tensors = load_file(mine / SINGLE)
+    save_file(tensors | {NORM: tensors[NORM].astype(dtype)}, mine / SINGLE)
+    assert f"the tensor {NORM} is stored as" in refused(mine)
+
+
+def test_floats_of_64_bits_are_narrowed(mine: Path) -> None:
+    tensors = load_file(mine / SINGLE)
+    save_file({n: one.astype(np.float64) / 3 for n, one in tensors.items()}, mine / SINGLE)
+    assert resolve(mine) == ()
+    (read,) = blocks(open_checkpoint(mine).tensors[NORM])
+    assert read.dtype == np.float32
+    assert np.array_equal(read, (tensors[NORM].astype(np.float64) / 3).astype(np.float32))
 
 
 def test_single_file_is_read_unless_it_is_a_shard(mine: Path) -> None:
@@ -313,6 +347,10 @@ def test_what_an_index_names_and_a_model_needs_is_refused_by_name(
     mine: Path, file: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shard(mine, **{NORM: file, "mtp.fc.weight": "d.safetensors"})
+    others = load_file(mine / "b.safetensors")
+    if file == "a.safetensors":
+        del others[NORM]
+    save_file(others, mine / "b.safetensors")
     assert words in refused(mine)
     command = ("plan", "--model", mine, "--L-max", 64, "--memory", "1GiB")
     assert words in refused_by(capsys, *command)

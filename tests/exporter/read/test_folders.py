@@ -13,6 +13,7 @@ from snapexport.builder.resolved import resolve
 from snapexport.cli.app import main
 from snapexport.errors import UserError
 from snapexport.exporter.read import local_path, open_checkpoint
+from snapexport.exporter.read.folders import SHARD_INDEX
 from tests.refused import refused
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 9\n"
@@ -108,7 +109,8 @@ def test_error_of_a_config_without_weights_says_what_else_there_is(
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"]
+    "name",
+    ["config.json", "model.safetensors", SHARD_INDEX, "tokenizer.json", "chat_template.jinja"],
 )
 def test_pointers_of_git_lfs_are_refused(name: str, mine: Path) -> None:
     (mine / name).write_text(POINTER)

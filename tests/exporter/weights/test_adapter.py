@@ -52,8 +52,8 @@ FEW = ("ranks", "embedding", "Conv1D", "experts")
 Change = Callable[[dict[str, Any], dict[str, np.ndarray]], object]
 
 
-def by_peft(base: Path, folder: Path, **config: Any) -> Any:
-    """Save a random adapter, and return peft's model with it."""
+def by_peft(base: Path, folder: Path, saved: dict[str, Any], **config: Any) -> Any:
+    """Save a random adapter, and return peft's model with it. saved: how."""
     peft = pytest.importorskip("peft")
     made = peft.LoraConfig(**{"task_type": "CAUSAL_LM", "target_modules": LINEAR, "r": 4} | config)
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), made)
@@ -65,7 +65,7 @@ def by_peft(base: Path, folder: Path, **config: Any) -> Any:
                 one.mul_(1 + 0.2 * noise)
             elif one.requires_grad:
                 one.copy_(0.2 * noise)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, **saved)
     return peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder).eval()
 
 
@@ -82,7 +82,8 @@ def test_merged_weights_give_the_logits_of_peft(name: str, tmp_path: Path) -> No
     """Not of its merge_and_unload, which changes both weights of a tie, and some twice."""
     family, config = CASES[name]
     base = checkpoints.make(family, tmp_path / "base")
-    peft = by_peft(base, tmp_path / "adapter", **config)
+    saved = {"save_embedding_layers": True} if name == "ranks" else {}
+    peft = by_peft(base, tmp_path / "adapter", saved, **config)
     tokens = torch.arange(3, 30)[None]
     with torch.no_grad():
         expected = peft(input_ids=tokens).logits
@@ -204,6 +205,12 @@ def _rename(tensors: dict[str, np.ndarray], old: str, new: str) -> None:
         (
             lambda _, t: t.update({"lm_head.weight": np.ones((260, 64), np.float32)}),
             "resize_token_embeddings(260)",
+        ),
+        (
+            lambda _, t: t.update(
+                {n.replace("A.weight", "B.bias"): np.ones(64, np.float32) for n in t if "_A" in n}
+            ),
+            "train it without lora_bias",
         ),
         (lambda _, t: t.clear(), "has no tensors"),
         (

@@ -106,15 +106,34 @@ def test_modules_may_have_a_symmetry_of_their_own(tmp_path: Path) -> None:
     dynamic = {"+:x": {"sym": False}}
     found, said = read(weight.gptq("x"), GPTQ | {"sym": True, "dynamic": dynamic}, tmp_path)
     assert np.array_equal(found, weight.dequantized) and not said
+    weight = shifted(Weight(64, 96, 32, 4, sym=True), 1)
+    for name in ("x", "z"):
+        for config in (
+            GPTQ | {"dynamic": {f"+:{name}": {"sym": False}}},
+            ROUND | {"extra_config": {name: {"bits": 4, "sym": False}}},
+        ):
+            found, said = read(weight.gptq("x"), config | {"sym": True}, tmp_path)
+            assert np.array_equal(found, weight.dequantized) == (name == "x")
+            assert ("contradict" in said) == (name == "z")
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_a_group_size_that_tensors_contradict_is_named(method: str, tmp_path: Path) -> None:
+    parts = getattr(Weight(64, 96, 16, 4), method)("x")
+    config = {"awq": AWQ, "gptq": GPTQ}[method] | {"group_size": 32}
+    with pytest.raises(UserError, match=r"groups of 16 columns, and .* says 32") as error:
+        opened(parts, config, tmp_path)
+    assert "group_size in config.json" in error.value.hint
 
 
 def test_awq_without_zero_points_has_its_zeros_in_the_middle(tmp_path: Path) -> None:
     weight = Weight(64, 96, 32, 4, sym=True)
     for by in (0, 1):
         parts = shifted(weight, by).awq("x")
-        found, said = read(parts, AWQ | {"zero_point": False}, tmp_path)
-        assert np.array_equal(found, Weight(64, 96, 32, 4, sym=True).dequantized)
-        assert ("contradict" in said) == bool(by)
+        for said_by in ({"zero_point": False}, {"sym": True}):
+            found, said = read(parts, AWQ | said_by, tmp_path)
+            assert np.array_equal(found, Weight(64, 96, 32, 4, sym=True).dequantized)
+            assert ("contradict" in said) == bool(by)
 
 
 OF_AUTO_ROUND: dict[str, Any] = {
@@ -239,6 +258,7 @@ def test_damaged_parts_are_refused(spoil: Any, message: str, tmp_path: Path) -> 
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format True"),
         (GPTQ | {"adapter": {"name": "lora"}}, "adapter"),
         (GPTQ | {"dynamic": {"x": 1}}, "dynamic is not a table"),
+        (GPTQ | {"dynamic": {"+:(": {}}}, "which is no pattern"),
         (GPTQ | {"dynamic": {"x": {"adapter": 1}}}, "adapter 1"),
         (GPTQ | {"surprise": 1}, "unknown key 'surprise'"),
         (ROUND | {"surprise": 1}, "unknown key 'surprise'"),
@@ -258,7 +278,7 @@ def test_configs_that_change_what_weights_mean_are_refused(
 
 
 OLDER: dict[str, tuple[str, dict[str, Any]]] = {
-    "gptq": ("quantize_config.json", {"bits": 4, "group_size": 16, "desc_act": False}),
+    "gptq": ("quantize_config.json", {"bits": 4, "group_size": 16.0, "desc_act": False}),
     "awq": (
         "quant_config.json",
         {"zero_point": True, "q_group_size": 16, "w_bit": 4, "version": "GEMM"},

@@ -72,13 +72,19 @@ def test_packed_integers_are_those_that_were_stored(
 def test_zero_points_of_a_symmetric_scheme_are_not_read(form: str, tmp_path: Path) -> None:
     """compressed-tensors itself leaves them out."""
     weight, stray = Weight(64, 96, 32, 4, sym=True), Weight(64, 96, 32, 4)
-    parts = rows_of_words(stray, "x")
-    if form == "bytes":
-        parts["x.weight_zero_point"] = (stray.zeros - 8).astype(np.int8)
-    tensor = opened(parts, config(ints(symmetric=True)), tmp_path)
-    assert np.array_equal(values(tensor), weight.dequantized)
-    (said,) = contradictions({"": tensor})
-    assert "contradict the symmetry" in said
+    for zeros in (np.full_like(stray.zeros, 9), stray.zeros):
+        stray.zeros = zeros
+        parts = rows_of_words(stray, "x")
+        if form == "bytes":
+            parts["x.weight_zero_point"] = (zeros.astype(np.int16) - 8).astype(np.int8)
+        tensor = opened(parts, config(ints(symmetric=True)), tmp_path)
+        if (zeros == 9).all():
+            (said,) = contradictions({"": tensor})
+            assert "contradict the symmetry" in said
+            assert np.array_equal(values(tensor), weight.dequantized)
+        else:
+            with pytest.raises(UserError, match="has zero points from 0 to 15"):
+                contradictions({"": tensor})
 
 
 def test_what_says_nothing_of_the_weights_changes_nothing(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ def test_build_of_a_checkpoint_of_mlx_has_its_weights(checkpoint: Path, tmp_path
         open_checkpoint(model)
     config["quantization"] = {"group_size": 32, "bits": 4}
     (model / "config.json").write_text(json.dumps(config))
+    stated = config.pop("quantization")
+    (model / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
     made = weights_of(build(model, tmp_path / "b", L_max=32, dtype="fp32", weights="dequantize"))
     for name, weight in expected.items():
         assert np.abs(made[name].numpy() - weight).max() < 1e-6
@@ -102,7 +104,17 @@ def test_build_of_a_checkpoint_of_mlx_has_its_weights(checkpoint: Path, tmp_path
     [
         ("EXL2", [".q_weight", ".q_scale", ".q_groups", ".q_invperm"]),
         ("EXL3", [".trellis", ".suh", ".svh"]),
+        ("EXL3", [".trellis", ".su", ".sv"]),
         ("quanto", [".weight._data", ".weight._scale", ".weight._shift"]),
+        ("quanto", [".weight._data", ".weight._scale_shift"]),
+        ("torchao with packed weights", ["._weight_qdata", "._weight_scale_and_zero"]),
+        (
+            "torchao of older versions",
+            [".weight.tensor_impl.int_data", ".weight.tensor_impl.scale"],
+        ),
+        ("SpQR", [".dense_weights", ".row_offsets", ".col_vals"]),
+        ("HIGGS", [".weight", ".scales", ".tables", ".tables2"]),
+        ("MLX of floats of 4 bits", [".weight", ".scales"]),
         ("HQQ", [".W_q", ".scale", ".zero"]),
         ("AQLM", [".codes", ".codebooks", ".scales"]),
         ("GPTQ", [".qweight", ".qzeros", ".scales", ".g_idx"]),
@@ -115,10 +127,27 @@ def test_format_without_a_config_is_named_by_its_tensors(
     name: str, ends: list[str], checkpoint: Path, tmp_path: Path
 ) -> None:
     model = Path(shutil.copytree(checkpoint, tmp_path / "m"))
-    quantize_by(lambda stem, *_: ({stem + end: np.zeros(1) for end in ends}, 0), model)
+    zeros = np.zeros(1, np.uint8)
+    quantize_by(lambda stem, *_: ({stem + end: zeros for end in ends}, 0), model)
     with pytest.raises(UserError, match=f"quantized in the format {name}, as") as error:
         open_checkpoint(model)
+    is_read = name in ("GPTQ", "compressed-tensors", "MLX", "fp8")
     assert "start from the original checkpoint" in error.value.hint
+    assert ("download config.json again" in error.value.hint) == is_read
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [({}, []), ({"quant_method": None}, []), ({"quant_method": "gptq", "bits": 4}, ["says gptq"])],
+)
+def test_quantization_of_which_floats_show_nothing(
+    method: dict[str, Any], said: list[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(checkpoint, tmp_path / "m"))
+    config = json.loads((model / "config.json").read_text()) | {"quantization_config": method}
+    (model / "config.json").write_text(json.dumps(config))
+    notes = open_checkpoint(model).left_out
+    assert len(notes) == len(said) and all(map(str.__contains__, notes, said))
 
 
 def test_bytes_of_torchao_are_read_without_a_config(checkpoint: Path, tmp_path: Path) -> None:
