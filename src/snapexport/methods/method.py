@@ -97,6 +97,7 @@ class Method:
     report: what a summary says of every build, for programs.
     calibration: what its `measure` part measures on texts.
     measures: whether a build measures texts, and makes its graphs again by what was found.
+    advice: flags that a plan advises for a cache of a model, by field, and what for.
     words: lines about it in a summary, by their titles.
     """
 
@@ -130,6 +131,7 @@ class Method:
     report: Callable[[CacheGeometry, GraphOptions], Facts] = lambda geometry, options: {}
     calibration: Calibration | None = None
     measures: IsOn = lambda geometry, options: False
+    advice: Callable[[CacheGeometry, ModelFacts], tuple[Facts, str] | None] = lambda *_: None
     words: Callable[[CacheGeometry, GraphOptions], Mapping[str, str]] = lambda geometry, options: {}
 
     def with_measured(self, options: GraphOptions, file: Path) -> GraphOptions:

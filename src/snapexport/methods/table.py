@@ -6,6 +6,7 @@ from typing import Any
 
 from snapexport.contract.geometry import CacheGeometry, Steps
 from snapexport.contract.graph_options import CORE_FIELDS, GraphOptions, MethodOptions
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.pieces import InnerChunks
 from snapexport.contract.rule import Facts
 from snapexport.contract.vote import Voter
@@ -84,6 +85,11 @@ def inner_chunks(options: GraphOptions, prefill_chunk: int) -> InnerChunks | Non
     """The chunks inside a prompt that run in a graph of their own, if a build has such."""
     found = (method.inner(options, prefill_chunk) for method in METHODS)
     return next(filter(None, found), None)
+
+
+def advice(geometry: CacheGeometry, model: ModelFacts) -> Iterator[tuple[Facts, str]]:
+    """Flags that a plan advises, by field, and what for."""
+    yield from filter(None, (method.advice(geometry, model) for method in METHODS))
 
 
 def method_of_likeliest(outputs: Container[str]) -> Method | None:

@@ -20,7 +20,8 @@ from snapexport.builder.plan.weights import read_bytes
 from snapexport.contract.geometry import CacheGeometry, require_capacities
 from snapexport.contract.memory import spelled
 from snapexport.contract.targets import capabilities
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
+from snapexport.methods import table
 
 COMPRESSIONS = (2, 4, 8, 16, 32)
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)
@@ -198,7 +199,19 @@ def reasons(request: PlanRequest, chosen: Recommendation) -> list[str]:
         *_chunk(request, chosen),
         _batch(request, chosen),
         *_weights(chosen),
+        *_advice(request, chosen),
     ]
+
+
+def _advice(request: PlanRequest, chosen: Recommendation) -> Iterator[str]:
+    """Further flags, where they go with the others."""
+    option, facts = chosen.alternative, chosen.alternative.model.facts
+    for flags, why in table.advice(option.geometry, facts):
+        try:
+            request.build_options(**option.choice, **flags).graph.require_model(facts)
+        except UserError:
+            continue
+        yield f"{why}: {' '.join(map(flag_of, flags))}"
 
 
 def _slots(batch: int) -> str:

@@ -18,15 +18,13 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.errors import UserError
 from snapexport.methods.head_budgets.groups import HeadBudget
-from snapexport.methods.head_budgets.spec import HeadBudgetOptions
+from snapexport.methods.head_budgets.spec import FEW, HeadBudgetOptions
 from snapexport.methods.repeat.measure import attention_of, repeating, require_repeats
 
 LEAST = 64
 """Tokens of a text whose shares would be mostly rounding."""
 PASSAGES, TOKENS = 8, 2048
 """Of the texts that a build measures."""
-FEW = 16
-"""KV heads of all voting layers. In Gemma 3 270M, which has 3, budgets by head found less."""
 
 
 def choose(scores: Mapping[int, Array], total: int) -> dict[int, list[int]]:
