@@ -128,12 +128,12 @@ def settle_ropes(model: Any) -> None:
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         if isinstance(kind, dict):
-            module.rope_type = {name: _settled(one) for name, one in kind.items()}
+            module.rope_type = {name: _without_lengths(one) for name, one in kind.items()}
         elif kind is not None:
-            module.rope_type = _settled(kind)
+            module.rope_type = _without_lengths(kind)
 
 
-def _settled(rope_type: str | None) -> str | None:
+def _without_lengths(rope_type: str | None) -> str | None:
     return "default" if rope_type in (DYNAMIC, LONGROPE) else rope_type
 
 

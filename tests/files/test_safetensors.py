@@ -96,7 +96,7 @@ def test_safetensors_file_shorter_than_its_header_is_refused(
 )
 def test_another_file_than_safetensors_is_named(tmp_path: Path, start: bytes, what: str) -> None:
     (tmp_path / "f").write_bytes(start + bytes(99))
-    with pytest.raises(UserError, match=f"is no safetensors file: it is .*{what}"):
+    with pytest.raises(UserError, match=f"is not a safetensors file, but .*{what}"):
         read_header(tmp_path / "f")
 
 

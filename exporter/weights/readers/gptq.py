@@ -119,7 +119,7 @@ class Gptq(OfParts):
         return (weight if symmetric is not None else weight.without_slip).readable
 
     def _symmetric(self, stem: str) -> bool | None:
-        """What the first pattern of a module says, or else all."""
+        """Symmetry as the first pattern of a module has it, or else all."""
         found = (one for name, one in self.dynamic.items() if re.match(_pattern(name), stem))
         return common_value("sym", [{"sym": self.symmetric} | dict(next(found, {}))])
 
@@ -160,7 +160,7 @@ def _dynamic(value: object) -> dict[str, dict[str, Any]]:
             re.compile(_pattern(name))
         except re.error:
             raise UserError(
-                f"{KEY}: dynamic has {name!r:.100}, which is no pattern", "correct config.json"
+                f"{KEY}: the pattern {name!r:.100} of dynamic cannot be read", "correct config.json"
             ) from None
         require_values("gptq", of_modules, _VALUES, ("bits", "group_size", *_NEUTRAL))
     return value

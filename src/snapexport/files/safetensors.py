@@ -143,7 +143,7 @@ def _length(path: Path, file: BinaryIO) -> tuple[bytes, int]:
     file.seek(_PREFIX.size)
     for start, what in _OTHERS.items():
         if prefix.startswith(start) and not is_header:
-            raise UserError(f"{path} is no safetensors file: it is {what}", _DOWNLOAD_AGAIN)
+            raise UserError(f"{path} is not a safetensors file, but {what}", _DOWNLOAD_AGAIN)
     (length,) = _PREFIX.unpack(prefix) if len(prefix) == _PREFIX.size else (size,)
     if _PREFIX.size + length > size:
         raise _size_error(path)

@@ -258,7 +258,7 @@ def test_damaged_parts_are_refused(spoil: Any, message: str, tmp_path: Path) -> 
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format True"),
         (GPTQ | {"adapter": {"name": "lora"}}, "adapter"),
         (GPTQ | {"dynamic": {"x": 1}}, "dynamic is not a table"),
-        (GPTQ | {"dynamic": {"+:(": {}}}, "which is no pattern"),
+        (GPTQ | {"dynamic": {"+:(": {}}}, "cannot be read"),
         (GPTQ | {"dynamic": {"x": {"adapter": 1}}}, "adapter 1"),
         (GPTQ | {"surprise": 1}, "unknown key 'surprise'"),
         (ROUND | {"surprise": 1}, "unknown key 'surprise'"),
