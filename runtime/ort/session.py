@@ -126,7 +126,6 @@ def session_options(threads: int | None, prepack: bool, settings: Mapping[str, s
     require_threads(threads)
     options = _library().SessionOptions()
     options.intra_op_num_threads = threads or 0
-    options.log_severity_level = _ONLY_ERRORS  # it warns of constants that nothing reads, for one
     options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
     # A waiting thread spins for as long as it takes to wake one up, then sleeps. Endless spinning
     # takes the cores from other sessions and the host; none costs 40 wake-ups in each step.
@@ -153,6 +152,7 @@ def saved_optimized(path: Path, target: Path, weights: str) -> None:
     options.add_session_config_entry(f"{prefix}_file_name", weights)
     options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "1024")
     options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    options.log_severity_level = _ONLY_ERRORS  # it warns that the file fits only this processor
     device = Cpu()
     _open(path, options, device, captures=False)
 

@@ -73,6 +73,7 @@ def _session(build: Build, file: Path) -> InferenceSession:
     each is widened right before its product, and dropped after it.
     """
     options = session_options(None, prepack=build.manifest.holds_integers, settings={})
+    options.log_severity_level = 3  # it would warn of every cache that it copies
     options.execution_order = ExecutionOrder.PRIORITY_BASED
     options.enable_cpu_mem_arena = False
     return InferenceSession(
