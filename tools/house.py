@@ -30,7 +30,7 @@ BROUGHT = {
     "questions about files, a page to ask them on": (816, 1148, 10, 73, 775),
     "LoRA adapters": (644, 925, 4, 11, 270),
     "head budgets over the whole model, measured by a build": (190, 292, 0, 125, 88),
-    "formats, shards and types of other checkpoints; schemas": (512, 854, 6, 52, 685),
+    "formats, shards and types of other checkpoints; schemas": (513, 855, 6, 52, 685),
     "health beside long prompts, tools on any template": (211, 343, 2, 64, 168),
     "refusals in a second, units, wrapping, typing ahead": (655, 1014, 4, 138, 415),
     "products without rounded activations, further models": (145, 244, 0, 18, 280),
