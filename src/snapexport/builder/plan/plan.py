@@ -190,11 +190,12 @@ def _choice(option: Alternative) -> dict[str, Any]:
 
 
 def _sizes(option: Alternative, batch: int) -> dict[str, Any]:
-    left = option.request.memory - option.peak(batch)
+    peak, memory = option.peak(batch), option.request.memory
     return {
         "batch": batch,
-        "fits": left >= 0,
-        "left_bytes": left,
+        "fits": peak <= memory,
+        "left_bytes": memory - peak,
+        "peak_bytes": peak,
         "decode_step_bytes": option.step_bytes(batch),
         "bytes": parts(option.at(batch)),
     }
