@@ -364,9 +364,9 @@ def test_plan_json_bytes_add_up(plan_flags: list[str], capsys: pytest.CaptureFix
     assert {row["batch"] for row in rows} == {2}
     assert [row["fits"] for row in rows] == [row["most_slots"] >= 2 for row in rows]
     best, counted = report["recommendation"], report["recommendation"]["bytes"]
-    parts = set(counted) - {"decode_resident", "prefill_peak"}
-    assert sum(counted[part] for part in parts) == counted["prefill_peak"]
-    assert report["memory_bytes"] - best["left_bytes"] == best["peak_bytes"] > counted["prefill_peak"]
+    parts, peak = set(counted) - {"decode_resident", "prefill_peak"}, counted["prefill_peak"]
+    assert sum(counted[part] for part in parts) == peak
+    assert report["memory_bytes"] - best["left_bytes"] == best["peak_bytes"] > peak
 
 
 def test_plan_prints_tables_and_ends_with_the_build_command(
