@@ -1,12 +1,12 @@
-"""Chooses the suites that a change needs, of those that run other people's processes.
+"""Chooses the suites that a change needs: those of other people's processes, and of all decoders.
 
     python3 tools/suites.py        the targets to make, a line each; what was left out, and why
 
-Each takes minutes. One runs if a path has changed that has a word of its own, or one that all
-share: the contract, the build of the environments, CI. A server's suite also runs if a file of
-`runtime/` has changed that the server's adapter imports. Changed means: since the merge base with
-origin/main; on main itself, in the last ten commits. CI_BASE names another commit. Without a commit
-to compare with, or with CI_ALL=1, all run.
+Each takes minutes. One runs if a path has changed that has a word of its own, or, but for
+`architectures`, one that all share: the contract, the environments, CI. A server's suite also runs
+if a file of `runtime/` has changed that the server's adapter imports. Changed means: since the
+merge base with origin/main; on main itself, in the last ten commits. CI_BASE names another commit.
+Without a commit to compare with, or with CI_ALL=1, all run.
 """
 
 import ast
@@ -20,8 +20,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = frozenset({"contract", "makefile", "pyproject", "ci", "suites"})
-"""Words of paths that every suite depends on."""
+"""Words of paths that every suite of other people's processes depends on."""
+ARCHITECTURES = "architectures"
+"""Every decoder of transformers, 20 minutes."""
 SUITES = {
+    ARCHITECTURES: {"exporter", "functions", "passes", "architectures", "oracle", "pyproject"},
     "test-rtx": {"graphs", "methods", "plugins", "polygraphy", "rtx", "tensorrt", "trt"},
     "real-model": {"gguf", "fetch_real_model", "real_model"},
     "test-triton": {"triton"},
@@ -55,9 +58,9 @@ def users(path: str) -> list[str]:
     own = words(path)
     if path.endswith(".md"):
         return []
-    if own & SHARED:
-        return [*SUITES]
     found = [suite for suite, theirs in SUITES.items() if own & theirs]
+    if own & SHARED:
+        return [suite for suite in SUITES if suite in found or suite != ARCHITECTURES]
     if "serving" in own and not {*found} & {*SERVERS}:
         found += SERVERS
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -110,7 +113,7 @@ def main() -> None:
     """Print the targets to standard output, and the reasons to the other."""
     since = None if os.environ.get("CI_ALL") == "1" else base()
     listed = git("diff", "--name-only", since) if since else None
-    print(f"suites of other people's processes, since {since or 'ever'}:", file=sys.stderr)
+    print(f"suites that a change needs, since {since or 'ever'}:", file=sys.stderr)
     print(*chosen(None if listed is None else listed.splitlines()), sep="\n")
 
 

@@ -1,6 +1,6 @@
 """Graphs of decoders that no record describes agree with transformers.
 
-`make architectures` compares all, and notes by how much they differ. A few stand for the rest in
+`make architectures` compares all, and notes by how much they differ. One stands for the rest in
 the default run.
 """
 

@@ -6,6 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from snapexport.builder.options import BuildOptions
+from snapexport.builder.progress import Silent
+from snapexport.builder.resolved import resolve
+from snapexport.builder.selfcheck import verify
+from snapexport.compare.difference import MOST
 from snapexport.runtime.engine.open_executor import open_executor
 from tests.builds import build
 from tests.oracle import wholes
@@ -28,3 +33,10 @@ def test_text_part_answers_as_the_whole_model(kind: str, tmp_path: Path) -> None
     assert logits[250] == np.finfo(np.float32).min, "an image token may be sampled"
     assert built.manifest.model.architecture == whole.config.architectures[0]
     assert not any("vision" in weights.file for weights in built.manifest.weights)
+
+
+@pytest.mark.parametrize("kind", wholes.few_by_default())
+def test_a_build_compares_the_text_part(kind: str, tmp_path: Path) -> None:
+    wholes.make(kind, tmp_path / "m")
+    asked = BuildOptions.of(model=str(tmp_path / "m"), out=tmp_path / "b", L_max=256, kv_budget=64)
+    assert 0 < verify(resolve(asked), Silent()).largest_difference < MOST

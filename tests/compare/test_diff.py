@@ -47,7 +47,7 @@ def test_diff_finds_a_difference_only_where_positions_were_dropped(
             assert row["distance"]["kl_divergence"] < 1e-6
 
 
-@pytest.mark.parametrize("kind", wholes.few_by_default())
+@pytest.mark.parametrize("kind", wholes.FEW)
 def test_diff_compares_the_text_of_a_vision_language_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str
 ) -> None:

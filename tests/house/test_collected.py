@@ -1,6 +1,5 @@
 """Every test is one that pytest runs, and CI runs every file of tests."""
 
-import ast
 import re
 import shlex
 import subprocess
@@ -14,8 +13,6 @@ from tools import suites
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-ARCHITECTURES = "pytest.mark.architectures"
-"""Marks what `make architectures` runs, by hand."""
 
 
 def test_pytest_enters_every_folder_of_tests(pytestconfig: pytest.Config) -> None:
@@ -26,7 +23,7 @@ def test_pytest_enters_every_folder_of_tests(pytestconfig: pytest.Config) -> Non
 
 
 def test_ci_collects_every_file_of_tests() -> None:
-    everything = {file for file in TESTS.rglob("test_*.py") if ARCHITECTURES not in marks_of(file)}
+    everything = {*TESTS.rglob("test_*.py")}
     run = {file for command in commands(*targets()) for file in collected(command)}
     assert len(everything) > 250
     assert sorted(everything - run) == []
@@ -85,14 +82,6 @@ def files_of(path: Path) -> list[Path]:
     return [path] if path.is_file() else list(path.rglob("test_*.py"))
 
 
-def marks_of(file: Path) -> str:
-    """What a file marks all its tests with."""
-    for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
-            return ast.unparse(node.value)
-    return ""
-
-
 def test_a_command_collects_what_its_words_say() -> None:
     every = collected("python -m pytest -m 'not slow' --ignore tests/rtx --ignore=tests/house")
     assert TESTS / "rtx" / "test_fp8.py" not in every
@@ -102,9 +91,12 @@ def test_a_command_collects_what_its_words_say() -> None:
 
 def test_a_suite_runs_if_its_paths_or_the_contract_changed() -> None:
     serving = "src/snapexport/serving"
+    processes = [suite for suite in suites.SUITES if suite != suites.ARCHITECTURES]
     for path, expected in {
-        "src/snapexport/contract/manifest.py": [*suites.SUITES],
-        "Makefile": [*suites.SUITES],
+        "src/snapexport/contract/manifest.py": processes,
+        "Makefile": processes,
+        "pyproject.toml": [*suites.SUITES],
+        "exporter/trace/__init__.py": ["architectures"],
         f"{serving}/triton/repository.py": ["test-triton"],
         "tests/serving/dynamo/test_soak.py": ["test-dynamo"],
         f"{serving}/worker.py": [*suites.SERVERS],
@@ -115,7 +107,7 @@ def test_a_suite_runs_if_its_paths_or_the_contract_changed() -> None:
         "runtime/requests/llm.py": ["test-clients"],
         "runtime/chat/chat_prompts.py": ["test-clients"],
         "runtime/requests/sampling.py": [],
-        "exporter/read/gguf/reader.py": ["real-model"],
+        "exporter/read/gguf/reader.py": ["architectures", "real-model"],
         f"{serving}/openai/streams.py": ["test-clients"],
         "src/snapexport/genai/graph.py": ["test-genai"],
         "docs/reference/glossary.md": [],

@@ -3,7 +3,7 @@
 A model type with several forms has a name with a dot for each.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -373,21 +373,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 FEW = ("smollm3",)
-SLOW = ("cohere2_moe gemma4_text.shared granite_swa llama4_text mimo_v2_flash minicpm3").split()
-SLOW += ["gpt2", "mixtral", "opt", "glm4"]
-"""Layers without RoPE. Slow: Conv1D, experts, caches that layers share, sinks, chunks, heads by
-layer, latents, partial, complex and interleaved RoPE, and a head beside the decoder."""
+"""One with layers without RoPE."""
 
 
 def few_by_default(names: Iterable[str]) -> list[Any]:
-    """Parameters of a test: all but FEW are slow, or for `make architectures`."""
-    return [pytest.param(name, marks=_marks(name)) for name in names]
-
-
-def _marks(name: str) -> Sequence[pytest.MarkDecorator]:
-    if name in FEW:
-        return ()
-    return (pytest.mark.slow if name in SLOW else pytest.mark.architectures,)
+    """Parameters of a test: all but FEW are for `make architectures`."""
+    marks = {True: (), False: pytest.mark.architectures}
+    return [pytest.param(name, marks=marks[name in FEW]) for name in names]
 
 
 def config_of(name: str, **changes: Any) -> PretrainedConfig:

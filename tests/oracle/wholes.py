@@ -103,9 +103,9 @@ WHOLES["qwen3_5"]["text_config"] |= {
 
 
 def few_by_default() -> list[Any]:
-    """Parameters of a test: the others are slow."""
-    marks = {kind: () if kind in FEW else pytest.mark.slow for kind in WHOLES}
-    return [pytest.param(kind, marks=marks[kind]) for kind in WHOLES]
+    """Parameters of a test: all but FEW are for `make architectures`."""
+    marks = {True: (), False: pytest.mark.architectures}
+    return [pytest.param(kind, marks=marks[kind in FEW]) for kind in WHOLES]
 
 
 def make(kind: str, directory: Path) -> Any:

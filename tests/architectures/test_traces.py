@@ -20,7 +20,7 @@ from snapexport.files.safetensors import TensorSpan
 from tests.oracle import checkpoints
 from tests.trace_cache import of_one_process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.architectures
 
 CHUNK = 24
 BATCHES = (1, 3)
