@@ -14,7 +14,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -46,11 +45,6 @@ def words(path: str) -> set[str]:
     """The words of a path: its folders and file, and what these consist of."""
     parts = [part.lower().partition(".")[0] or part[1:] for part in path.split("/")]
     return {word for part in parts for word in (part, *re.split(r"[_\-]", part))}
-
-
-def reason(suite: str, changed: Iterable[str]) -> str | None:
-    """The first changed path that a suite depends on; None: there is none."""
-    return next((path for path in changed if suite in users(path)), None)
 
 
 def users(path: str) -> list[str]:
@@ -101,7 +95,8 @@ def chosen(changed: list[str] | None) -> list[str]:
     """The suites to run. changed: None, if it is not known."""
     found = []
     for suite in SUITES:
-        why = "all are asked for" if changed is None else reason(suite, changed)
+        paths = ["all are asked for"] if changed is None else changed
+        why = next((path for path in paths if changed is None or suite in users(path)), None)
         if why:
             found.append(suite)
         shown = f"runs, {why}" if why else "left out, nothing that it uses has changed"

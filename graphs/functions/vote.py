@@ -105,12 +105,8 @@ CONSTANTS = """  s = Constant <value_int: int = @L_sink> ()
   k = Constant <value_ints: ints = @K> ()
   zero = Constant <value_int = 0> ()
   one = Constant <value_int = 1> ()
-  unused = Constant <value_int = -1> ()
-  rest = Constant <value_ints = [-1]> ()
   window_axis = Constant <value_ints = [2]> ()
   no_vote = Constant <value_float = 0.0> ()
-  ineligible = Constant <value_float = -1.0> ()
-  lowest = Constant <value_float = -3.0e38> ()
 """
 
 ELIGIBLE = """  length = Squeeze (T)
@@ -127,6 +123,8 @@ ELIGIBLE = """  length = Squeeze (T)
 
 SCORES = """
   # Scores [1, H, W, T], the query heads folded into their KV head for the product.
+  rest = Constant <value_ints = [-1]> ()
+  lowest = Constant <value_float = -3.0e38> ()
   kv_heads = Shape <start = 0, end = 2> (key)
   head_dim = Shape <start = 3> (key)
   folded_shape = Concat <axis = 0> (kv_heads, rest, head_dim)
@@ -146,6 +144,8 @@ SCORES = """
 
 KEPT = """
   # The K highest, in the order of their positions; T marks an unused entry, and sorts last.
+  ineligible = Constant <value_float = -1.0> ()
+  unused = Constant <value_int = -1> ()
   eligible = Where (is_eligible, group_vote, ineligible)
   best, chosen = TopK <axis = -1, largest = 1, sorted = 1> (eligible, k)
   is_none = Less (best, no_vote)

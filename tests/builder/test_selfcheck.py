@@ -53,15 +53,11 @@ def test_manifest_says_what_was_compared(tmp_path: Path) -> None:
     assert 0 < found.largest_difference < MOST
 
 
-@pytest.mark.slow
-def test_a_model_that_passes_the_mask_by_its_name_is_compared(tmp_path: Path) -> None:
-    checkpoints.make("afmoe", tmp_path / "m")
-    assert 0 < compared(tmp_path).largest_difference < MOST
-
-
-@pytest.mark.slow
-def test_a_model_with_code_for_only_eager_attention_is_compared(tmp_path: Path) -> None:
-    checkpoints.make("gpt2.scaled", tmp_path / "m")
+@pytest.mark.parametrize("name", ["afmoe", "gpt2.scaled"])
+def test_masks_by_name_and_attention_that_is_only_eager_are_compared(
+    name: str, tmp_path: Path
+) -> None:
+    checkpoints.make(name, tmp_path / "m")
     assert 0 < compared(tmp_path).largest_difference < MOST
 
 
@@ -80,7 +76,6 @@ def test_what_the_comparison_could_not_follow_is_refused(
     assert type(found.value) is UserError and found.value.hint == HINT
 
 
-@pytest.mark.slow
 def test_a_held_family_is_compared_only_if_asked(checkpoint: Path, tmp_path: Path) -> None:
     plain = build(checkpoint, tmp_path / "plain", **OPTIONS)
     assert plain.manifest.verified is None
@@ -89,13 +84,11 @@ def test_a_held_family_is_compared_only_if_asked(checkpoint: Path, tmp_path: Pat
     assert asked.manifest.verified is not None
 
 
-@pytest.mark.slow
 def test_quantized_layers_are_compared_without_the_library_that_made_them(tmp_path: Path) -> None:
     quantized_by("awq", "smollm3", tmp_path / "m")
     assert 0 < compared(tmp_path).largest_difference < MOST
 
 
-@pytest.mark.slow
 def test_a_small_model_replaces_layers_that_are_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +168,6 @@ PLANTED: dict[str, tuple[str, Plant]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_wrong_form_is_refused_with_the_layer_and_leaves_nothing(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -189,7 +181,6 @@ def test_a_wrong_form_is_refused_with_the_layer_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-@pytest.mark.slow
 def test_a_lost_factor_of_logits_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +197,6 @@ def test_a_lost_factor_of_logits_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-@pytest.mark.slow
 def test_states_that_take_the_voters_of_a_block_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

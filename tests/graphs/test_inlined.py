@@ -1,5 +1,7 @@
 """Targets without functions: a graph gives what it gave with them, in standard operators."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -8,6 +10,7 @@ import pytest
 from snapexport.contract.targets import Target
 from snapexport.graphs.targets.inlined import inline_functions
 from tests.oracle.cases import Case, build_of
+from tests.voting import PLAIN, REPEAT
 
 VOTE = """
 <ir_version: 10, opset_import: ["": 24, "own": 1]>
@@ -40,9 +43,14 @@ def test_bodies_take_the_place_of_calls_and_only_the_order_of_what_is_kept_is_le
 
 
 @pytest.mark.parametrize("target", ["portable", "openvino"])
-def test_no_function_is_left_in_a_build(target: Target) -> None:
-    made = build_of(Case(target=target))
+@pytest.mark.parametrize("votes", [PLAIN, REPEAT])
+def test_no_function_is_left_in_a_build(target: Target, votes: Case) -> None:
+    made = build_of(replace(votes, target=target))
     for name in made.manifest.graphs:
         model = onnx.load(made.graph(name), load_external_data=False)
         assert not model.functions
         assert {node.domain for node in model.graph.node} <= {"", "com.microsoft"}
+        read = {name for node in model.graph.node for name in node.input}
+        read |= {value.name for value in model.graph.output}
+        unread = [node.name for node in model.graph.node if not read & {*node.output}]
+        assert not unread, "ONNX Runtime prints a warning for each such constant"

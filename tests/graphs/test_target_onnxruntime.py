@@ -83,11 +83,13 @@ def decode_inputs(model: onnx.ModelProto, position: int) -> Arrays:
     return inputs
 
 
-def linear(leading: list[int], dtype: type[np.floating[Any]] = np.float32) -> gs.Graph:
-    """x [*leading,24] @ Transpose(W [40,24])."""
-    weight = gs.Constant("W", np.random.default_rng(0).standard_normal((40, 24)).astype(dtype))
-    x, y = gs.Variable("x", dtype, [*leading, 24]), gs.Variable("y", dtype, [*leading, 40])
-    transposed = gs.Variable("Wt", dtype, [24, 40])
+def linear(
+    leading: list[int], dtype: type[np.floating[Any]] = np.float32, width: int = 24
+) -> gs.Graph:
+    """x [*leading,width] @ Transpose(W [40,width])."""
+    weight = gs.Constant("W", np.random.default_rng(0).standard_normal((40, width)).astype(dtype))
+    x, y = gs.Variable("x", dtype, [*leading, width]), gs.Variable("y", dtype, [*leading, 40])
+    transposed = gs.Variable("Wt", dtype, [width, 40])
     nodes = [
         gs.Node("Transpose", attrs={"perm": [1, 0]}, inputs=[weight], outputs=[transposed]),
         gs.Node("MatMul", inputs=[x, transposed], outputs=[y]),
@@ -95,30 +97,35 @@ def linear(leading: list[int], dtype: type[np.floating[Any]] = np.float32) -> gs
     return gs.Graph(nodes, inputs=[x], outputs=[y], opset=24)
 
 
-@pytest.mark.parametrize("leading", [[1, 1], [4, 1], [8, 1], [16, 1], [1, 32], [1, 64]])
-def test_fused_matmul_computes_the_linear_layer_in_either_order(leading: list[int]) -> None:
-    model = rewritten(linear(leading), FusedMatMul())
-    x = np.random.default_rng(1).standard_normal((*leading, 24), np.float32)
+@pytest.mark.parametrize("width", [24, 768])
+@pytest.mark.parametrize("leading", [[1, 1], [4, 1], [2, 3], [8, 1], [16, 1], [1, 32], [1, 64]])
+def test_fused_matmul_computes_the_linear_layer_in_either_order(
+    leading: list[int], width: int
+) -> None:
+    model = rewritten(linear(leading, width=width), FusedMatMul())
+    x = np.random.default_rng(1).standard_normal((*leading, width), np.float32)
     (stored,) = [tensor for tensor in model.graph.initializer if tensor.name == "W"]
     weight = onnx.numpy_helper.to_array(stored)
     np.testing.assert_allclose(run(model, {"x": x})["y"], x @ weight.T, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "leading, dtype, weight_first",
+    "leading, width, dtype, weight_first",
     [
-        ([4, 1], np.float32, False),
-        ([16, 1], np.float32, True),
-        ([16, 1], np.float16, False),
-        ([1, 512], np.float32, False),
+        ([1, 1], 768, np.float32, False),
+        ([4, 1], 24, np.float32, False),
+        ([4, 1], 768, np.float32, True),
+        ([16, 1], 24, np.float32, True),
+        ([16, 1], 768, np.float16, False),
+        ([1, 512], 768, np.float32, False),
     ],
 )
 def test_fused_matmul_puts_the_weight_first_only_for_a_few_fp32_rows(
-    leading: list[int], dtype: type[np.floating[Any]], weight_first: bool
+    leading: list[int], width: int, dtype: type[np.floating[Any]], weight_first: bool
 ) -> None:
     (product,) = [
         n
-        for n in rewritten(linear(leading, dtype), FusedMatMul()).graph.node
+        for n in rewritten(linear(leading, dtype, width), FusedMatMul()).graph.node
         if n.op_type == "FusedMatMul"
     ]
     assert (product.input[0] == "W") is weight_first

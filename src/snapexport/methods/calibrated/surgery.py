@@ -57,6 +57,7 @@ CalibratedVotes <L_sink, L_recent, K> (query, excess, key, prompt_length) => (vo
     + ELIGIBLE
     + """
   # Products [1, Hkv, T, G], the query heads folded into their KV head.
+  rest = Constant <value_ints = [-1]> ()
   keys = Cast <to = 1> (key)
   kv_heads = Shape <start = 0, end = 2> (key)
   head_dim = Shape <start = 3> (key)

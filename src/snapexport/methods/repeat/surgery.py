@@ -46,10 +46,8 @@ RepetitionVotes <first_row, scale, softcap> (query_window, key, prompt_length) =
 {
   zero = Constant <value_int = 0> ()
   one = Constant <value_int = 1> ()
-  rest = Constant <value_ints = [-1]> ()
   window_axis = Constant <value_ints = [2]> ()
   no_vote = Constant <value_float = 0.0> ()
-  lowest = Constant <value_float = -3.0e38> ()
   T = Shape <start = 2, end = 3> (key)
 """
     + SCORES
