@@ -13,8 +13,7 @@ from snapexport.graphs.targets.attention import WindowMasks, scale_query
 
 _NONE = gs.Variable.empty
 
-_NARROW_HEAD = 64
-_MIB = 1 << 20
+_NARROW_HEAD, _MIB = 64, 1 << 20
 
 
 class FoldedRows:
@@ -117,13 +116,13 @@ def _causal_attention(
     node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 
 
-def _fits_cache(slots: int, head_dim: int) -> bool:
+def _fits_cache(group: int, slots: int, head_dim: int) -> bool:
     """Whether a KV head's keys in fp32 are few enough to be read once for each query head.
 
-    Measured with groups of 2 to 7 query heads (docs/speed.md): wide heads lose above 2,048 to
-    4,096 slots, narrow ones above 32,768.
+    Wide heads lose above 2,048 to 4,096 slots, narrow ones above 32,768. 5 to 8 query heads of a
+    KV head take .6 to .85 of the time if they are folded, fewer as long or longer.
     """
-    return 4 * slots * head_dim <= _MIB * (4 if head_dim <= _NARROW_HEAD else 1)
+    return group < 5 and 4 * slots * head_dim <= _MIB * (4 if head_dim <= _NARROW_HEAD else 1)
 
 
 def _decode_attention(
@@ -142,10 +141,11 @@ def _decode_attention(
     """
     batch, heads, _, head_dim = query.shape
     _, kv_heads, slots, _ = inputs[0].shape
-    if query.dtype == np.float32 and (heads == kv_heads or _fits_cache(slots, head_dim)):
+    group = heads // kv_heads
+    if query.dtype == np.float32 and (group == 1 or _fits_cache(group, slots, head_dim)):
         queries, scores = [scale_query(graph, query, scores["scale"])], scores | {"scale": 1.0}
     else:
-        rows = int64s(graph, batch, kv_heads, heads // kv_heads, head_dim)
+        rows = int64s(graph, batch, kv_heads, group, head_dim)
         queries = node(graph, "Reshape", [query, rows])
     attended = node(graph, "Attention", queries + inputs, **scores)
     shape = int64s(graph, batch, 1, heads, inputs[1].shape[3])

@@ -50,9 +50,9 @@ class Session:
     ) -> None:
         """Raise UserError for a file that is not the graph of the manifest.
 
-        threads: None for one a core. prepack: a rearranged copy of the weights, by which several
-        rows are multiplied faster. fp32 graphs of target onnxruntime gain nothing from it at 8 to
-        32 rows: they put the weights first in a product, and only the second operand is rearranged.
+        threads: None for one a core. prepack: a rearranged copy of the weights, by which rows are
+        multiplied faster. fp32 graphs of target onnxruntime gain nothing from it where they put the
+        weights first in a product (graphs/targets/weights.py): the second operand is rearranged.
         captures: make each run a single launch, where the device can. weights: lent to the graph,
         which else maps them for itself.
         """

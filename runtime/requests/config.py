@@ -37,8 +37,8 @@ class LLMConfig:
 
     baseline: run the uncompressed graphs.
     threads: the CPU's; None for one a core.
-    prepack: a second copy of the weights, laid out for faster decoding of up to 7 batch slots or
-    more than 32.
+    prepack: a second copy of the weights, laid out for faster decoding of one batch slot or more
+    than 32.
     max_num_batched_tokens: tokens of one step, prefill and decode; None for a prefill chunk and all
     batch slots.
     backend: None takes TensorRT if the build has engines, else ONNX Runtime on the CPU.

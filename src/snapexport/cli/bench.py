@@ -47,7 +47,7 @@ CHOICES = {
     "backend": "what runs the graphs",
     "precision": "what OpenVINO calculates in (default: f32)",
     "threads": "CPU threads of the backend and the probes (default: all cores)",
-    "prepack": "rearrange a copy of the weights for decode: for up to 7 slots or more than 32",
+    "prepack": "rearrange a copy of the weights for decode: for one slot or more than 32",
     "seed": "seed of the random prompts",
 }
 
