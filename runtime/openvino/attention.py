@@ -130,7 +130,7 @@ class CacheOperators:
         *,
         causal: bool,
     ) -> Value | None:
-        """The summand of scores: [B,1 or H,rows,slots]. None: nothing is hidden."""
+        """The summand of scores: [B,1 or H,1 or rows,slots]. None: nothing is hidden."""
         key = "bias", identity(mask), identity(valid), rows, slots, causal, query.get_element_type()
         return self._share(key, lambda: _bias(query, mask, valid, rows, slots, causal))
 
@@ -174,7 +174,7 @@ class CacheOperators:
 
     def _fold(self, bias: Value | None, kv_heads: int, group: int, rows: int) -> Value | None:
         """The bias of folded rows."""
-        if bias is None or group == 1 or (rows == 1 and size(bias, 1) == 1):
+        if bias is None or group == 1 or size(bias, 1) == size(bias, 2) == 1:
             return bias
 
         def make() -> Value:
@@ -237,8 +237,9 @@ def _bias(
     total = op.add(*given) if len(given) > 1 else op.convert_like(given[0], query)
     if missing := list(range(4 - len(total.get_output_partial_shape(0)))):
         total = op.unsqueeze(total, ints(*missing))
-    # A mask that the graph computes may not know its size.
-    return op.reshape(total, ints(0, 0, rows, slots), True).output(0)
+    # A mask that the graph computes may not know its size. A number of valid slots is every row's.
+    alike = mask is None and not causal
+    return op.reshape(total, ints(0, 0, 1 if alike else rows, slots), True).output(0)
 
 
 def _scores(query: Value, key: Value, bias: Value | None, softcap: float) -> Value:

@@ -38,7 +38,7 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-sharded": ("qwen3", {"max_shard_size": "100KB", "seed": 6}),
     **{f"llama-{width}": ("llama", {"head_dim": width, "seed": width}) for width in (12, 20, 36)},
     "llama-blind": ("llama", {"blind": True}),
-    "llama-mqa": ("llama", {"num_key_value_heads": 1, "seed": 7}),
+    "llama-mqa": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "seed": 7}),
     "deepseek-v3-mtp": ("deepseek-v3", {"mtp": True, "seed": 9}),
     "deepseek-v3-mtp-right": ("deepseek-v3", {"mtp": True, "seed": 9, "mostly_embedding": 0.15}),
     "qwen3-mha": ("qwen3", {"num_key_value_heads": 4, "seed": 8}),

@@ -54,7 +54,7 @@ def test_a_signal_is_handled_after_executors_that_ended_in_the_order_they_began(
 @pytest.mark.parametrize(
     "case",
     [
-        Case(target="portable"),
+        Case("llama-mqa", target="portable"),
         Case(target="portable", prefill_chunk=96),
         Case("gemma2", target="portable", prefill_chunk=24),
     ],
