@@ -231,15 +231,14 @@ def _bias(
         bias = op.select(seen, scalar(0.0, query), scalar(HIDDEN, query))
     if mask is not None and mask.get_element_type() == ov.Type.boolean:
         mask = op.select(mask, scalar(0.0, query), scalar(HIDDEN, query))
-    given = [one for one in (bias, mask) if one is not None]
-    if not given:
+    if not (given := [one for one in (bias, mask) if one is not None]):
         return None
     total = op.add(*given) if len(given) > 1 else op.convert_like(given[0], query)
     if missing := list(range(4 - len(total.get_output_partial_shape(0)))):
         total = op.unsqueeze(total, ints(*missing))
     # A mask that the graph computes may not know its size. A number of valid slots is every row's.
-    alike = mask is None and not causal
-    return op.reshape(total, ints(0, 0, 1 if alike else rows, slots), True).output(0)
+    rows = rows if causal or mask is not None else 1
+    return op.reshape(total, ints(0, 0, rows, slots), True).output(0)
 
 
 def _scores(query: Value, key: Value, bias: Value | None, softcap: float) -> Value:
