@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="only print where faults are planted")
     arguments = parser.parse_args()
     table = tomllib.loads(TABLE.read_text())["faults"]
-    faults = [one for row in table if any(w in (one := Fault(**row)).name for w in arguments.only)]
+    faults = [Fault(**row) for row in table if any(w in row["name"] for w in arguments.only)]
     if arguments.list:
         raise SystemExit(not list_places(faults))
     verdicts, passing = [], set[str]()

@@ -373,13 +373,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 FEW = ("smollm3",)
-"""One with layers without RoPE."""
+SLOW = ("gemma4_text.shared", "llama4_text", "mimo_v2_flash")
+"""Layers without RoPE. Slow: what the graphs do for caches that layers share, chunks, sinks."""
 
 
 def few_by_default(names: Iterable[str]) -> list[Any]:
-    """Parameters of a test: all but FEW are for `make architectures`."""
-    marks = {True: (), False: pytest.mark.architectures}
-    return [pytest.param(name, marks=marks[name in FEW]) for name in names]
+    """Parameters of a test: all but FEW are slow, or for `make architectures`."""
+    marks = {**dict.fromkeys(FEW, ()), **dict.fromkeys(SLOW, pytest.mark.slow)}
+    return [pytest.param(one, marks=marks.get(one, pytest.mark.architectures)) for one in names]
 
 
 def config_of(name: str, **changes: Any) -> PretrainedConfig:
