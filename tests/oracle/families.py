@@ -373,8 +373,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 FEW = ("smollm3",)
-SLOW = ("gemma4_text.shared", "llama4_text", "mimo_v2_flash")
-"""Layers without RoPE. Slow: what the graphs do for caches that layers share, chunks, sinks."""
+SLOW = ("gemma4_text.shared", "granite_swa", "llama4_text", "mimo_v2_flash")
+"""Layers without RoPE. Slow: shared caches, factors, chunks, sinks."""
 
 
 def few_by_default(names: Iterable[str]) -> list[Any]:
