@@ -25,6 +25,15 @@ HIDDEN = -60_000.0
 
 
 @dataclass(frozen=True)
+class Prefix:
+    """The first states [H,n,D] of a cache [1,H,T,D]. start: n, int64 [1]."""
+
+    states: Value
+    past: Value
+    start: Value
+
+
+@dataclass(frozen=True)
 class CacheWrite:
     """A write of new states [B,H,C,D] into a cache [B,H,S,D], from cache slot start [B] on."""
 
@@ -41,6 +50,8 @@ class CacheOperators:
         self._dynamic = dynamic
         self._shared: dict[tuple[Any, ...], Value] = {}
         self._writes: dict[Any, CacheWrite] = {}
+        self.prefixes: list[Prefix] = []
+        """What chunks read of caches that are inputs, up to where another input says."""
 
     def extensions(self) -> list[ConversionExtension]:
         """Return what OpenVINO's reader needs."""
@@ -88,7 +99,7 @@ class CacheOperators:
         rows, slots, count = size(query, 2), size(keys.past, 2), size(keys.states, 2)
         if causal and rows == count and self._dynamic and size(query, 0) == 1:
             # Its rows are the last valid cache slots, and all before them are seen.
-            bias = self._chunk_bias(query, mask, start, rows, slots)
+            bias = self._seen_by_chunk(query, mask, start, rows, slots)
             key, value = (self._append(one.past, one.states, start) for one in (keys, values))
             return [(key, value, bias)]
         whole = self._bias(query, mask, valid, rows, slots, causal=causal)
@@ -105,9 +116,9 @@ class CacheOperators:
         folded = op.reshape(query, ints(batch, kv_heads, group * rows, width), False)
         biases = [self._fold(bias, kv_heads, group, rows) for *_, bias in parts]
         scaled = op.multiply(folded, scalar(scale, query))
-        if len(parts) == 1 and not softcap:
+        bias = biases[0] if biases[0] is not None else scalar(0.0, query)
+        if len(parts) == 1 and not softcap and bias.get_element_type() != ov.Type.boolean:
             ((key, value, _),) = parts
-            bias = biases[0] if biases[0] is not None else scalar(0.0, query)
             one = scalar(1.0, query)
             out = op.scaled_dot_product_attention(scaled, key, value, bias, one, causal=False)
         else:
@@ -115,7 +126,7 @@ class CacheOperators:
                 _scores(scaled, key, bias, softcap)
                 for (key, *_), bias in zip(parts, biases, strict=True)
             ]
-            shares = op.softmax(op.concat(scores, -1), -1)
+            shares = op.softmax(op.concat(scores, -1) if len(parts) > 1 else scores[0], -1)
             out = _weighted_sum(shares, [value for _, value, _ in parts])
         width = size(parts[0][1], 3)
         return [op.reshape(out, ints(batch, heads, rows, width), False).output(0)]
@@ -134,10 +145,14 @@ class CacheOperators:
         key = "bias", identity(mask), identity(valid), rows, slots, causal, query.get_element_type()
         return self._share(key, lambda: _bias(query, mask, valid, rows, slots, causal))
 
-    def _chunk_bias(
+    def _seen_by_chunk(
         self, query: Value, mask: Value | None, start: Value, rows: int, slots: int
     ) -> Value:
-        """The bias of rows that follow `start` positions, to these and to themselves."""
+        """What rows see that follow `start` positions, of these and of themselves.
+
+        A bias only if the mask is of numbers: OpenVINO multiplies, takes the softmax and multiplies
+        in one kernel, which waits for memory, and truths have half the bytes.
+        """
 
         def make() -> Value:
             ahead = np.triu(np.full((1, 1, rows, rows), HIDDEN, np.float32), 1)
@@ -149,7 +164,10 @@ class CacheOperators:
             else:
                 before = self._prefix(bias, start, axis=3)
                 own = op.add(own, _columns(bias, start, rows))
-            return op.concat([before, own], 3).output(0)
+            total = op.concat([before, own], 3)
+            if mask is None or mask.get_element_type() == ov.Type.boolean:
+                total = op.equal(total, scalar(0.0, query))
+            return total.output(0)
 
         key = "chunk", identity(mask), identity(start), rows, slots, query.get_element_type()
         return self._share(key, make)
@@ -191,9 +209,17 @@ class CacheOperators:
         move to the end and back.
         """
         heads, width = size(past, 1), size(past, 3)
-        before, after = (op.reshape(one, ints(heads, -1, width), False) for one in (past, new))
-        states = op.concat([self._prefix(before, start, axis=1), after], 1)
-        return op.unsqueeze(states, ints(0)).output(0)
+        after = op.reshape(new, ints(heads, -1, width), False)
+
+        def before() -> Value:
+            whole = op.reshape(past, ints(heads, -1, width), False)
+            states = self._prefix(whole, start, axis=1)
+            if all(one.get_node().get_type_name() == "Parameter" for one in (past, start)):
+                self.prefixes.append(Prefix(states, past, start))
+            return states
+
+        first = self._share(("prefix", identity(past), identity(start)), before)
+        return op.unsqueeze(op.concat([first, after], 1), ints(0)).output(0)
 
     def _prefix(self, tensor: Value, count: Value, axis: int) -> Value:
         return op.slice(tensor, ints(0), count, ints(1), ints(axis)).output(0)
@@ -249,6 +275,8 @@ def _scores(query: Value, key: Value, bias: Value | None, softcap: float) -> Val
     if softcap:
         limit = scalar(softcap, query)
         scores = op.multiply(op.tanh(op.divide(scores, limit)), limit)
+    if bias is not None and bias.get_element_type() == ov.Type.boolean:
+        return op.select(bias, scores, scalar(HIDDEN, query))
     return scores if bias is None else op.add(scores, bias)
 
 

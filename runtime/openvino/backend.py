@@ -151,7 +151,7 @@ def _require(device: str, precision: str) -> None:
 def _bind(request: Any, read: "Read", entry: GraphEntry, buffers: Buffers) -> Work:
     """Return what runs a request over buffers, and then writes what is new into the caches.
 
-    Nothing is allocated or rebound after that.
+    Nothing is allocated after that.
     """
     arrays = {spec.name: _array(buffers[spec.name]) for spec in (*entry.inputs, *entry.outputs)}
     for name in read.inputs:
@@ -166,10 +166,17 @@ def _bind(request: Any, read: "Read", entry: GraphEntry, buffers: Buffers) -> Wo
             after.append(_copy(target, array))
         request.set_output_tensor(number, ov.Tensor(array, shared_memory=True))
         outputs.append(array)
+    heads = [
+        (number, head, arrays[start])
+        for name, (numbers, start) in read.prefixes.items()
+        for number, head in zip(numbers, arrays[name][0], strict=True)
+    ]
     for present, write in read.writes.items():
         after.append(_write(arrays[present], outputs[write.states], outputs[write.start]))
 
     def run() -> None:
+        for number, head, start in heads:
+            request.set_input_tensor(number, ov.Tensor(head[: start[0]], shared_memory=True))
         request.start_async()
         request.wait()
         for work in after:

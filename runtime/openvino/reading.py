@@ -21,7 +21,7 @@ from snapexport.runtime.engine.graph_file import (
     read_model,
     take_weights,
 )
-from snapexport.runtime.openvino.attention import CacheOperators
+from snapexport.runtime.openvino.attention import CacheOperators, Prefix
 from snapexport.runtime.openvino.operators import (
     TOP_K,
     IntegerProducts,
@@ -56,11 +56,13 @@ class HostWrite:
 class Read:
     """A graph's inputs and outputs, known after its model and weights were let go of.
 
-    inputs: names of those that it reads. outputs: in OpenVINO's order, by the file's names; None:
+    inputs: names of those that it reads whole. prefixes: of those that it reads in parts: the
+    numbers of the inputs that have a head's first states [n,D], and the input that says n. outputs: in OpenVINO's order, by the file's names; None:
     the host writes it into caches. writes: by the file's outputs that it has no more.
     """
 
     inputs: frozenset[str]
+    prefixes: Mapping[str, tuple[Sequence[int], str]]
     outputs: Sequence[tuple[str | None, Kind]]
     writes: Mapping[str, HostWrite]
 
@@ -93,6 +95,7 @@ def read_graph(
     except Exception as error:  # OpenVINO's exceptions share no narrower public base
         raise UserError(f"OpenVINO cannot read {path}: {_reason(error)}", REBUILD) from error
     inputs = {name: _kind(port) for port in model.inputs for name in port.get_names()}
+    prefixes = _lend_prefixes(model, caches.prefixes)
     outputs = list(zip(names, map(_kind, model.outputs), strict=True))
     # OpenVINO drops an input that nothing reads.
     read = [one for one in entry.inputs if one.name in inputs or one.name not in named]
@@ -103,7 +106,8 @@ def read_graph(
     require_promised(path.name, (*read, *kept), described)
     if dynamic:
         _lend_inputs(model)
-    return model, Read(frozenset(inputs), outputs, writes)
+    whole = {name for port in model.inputs for name in port.get_names()}
+    return model, Read(frozenset(whole & inputs.keys()), prefixes, outputs, writes)
 
 
 def _leave_to_the_host(
@@ -136,9 +140,36 @@ def _leave_to_the_host(
     }
 
 
+def _lend_prefixes(model: Any, prefixes: Sequence[Prefix]) -> dict[str, tuple[list[int], str]]:
+    """Put an input for each head in the place of what a chunk reads of a cache.
+
+    A head's states are in one piece. Of a whole cache OpenVINO would convert all T positions for
+    each chunk, where it calculates in 16 bits.
+    """
+    heads: list[list[Any]] = []
+    for one in prefixes:
+        count, slots, width = tuple(one.past.get_shape())[1:]
+        shape = ov.PartialShape([ov.Dimension(0, slots), width])
+        heads.append([op.parameter(shape, one.past.get_element_type()) for _ in range(count)])
+        states = op.concat([op.unsqueeze(head, ints(0)) for head in heads[-1]], 0).output(0)
+        for reader in one.states.get_target_inputs():
+            reader.replace_source_output(states)
+        model.add_parameters(heads[-1])
+    read = {port.get_source_output() for node in model.get_ordered_ops() for port in node.inputs()}
+    for one in prefixes:
+        if one.past not in read:
+            model.remove_parameter(one.past.get_node())
+    return {
+        one.past.get_any_name(): (list(map(model.get_parameter_index, lent)), one.start.get_any_name())
+        for one, lent in zip(prefixes, heads, strict=True)
+    }
+
+
 def _lend_inputs(model: Any) -> None:
     """Let OpenVINO allocate no memory for caches: it does for inputs whose size it knows."""
     for parameter in model.get_parameters():
+        if parameter.get_output_partial_shape(0).is_dynamic:
+            continue
         shape = tuple(parameter.get_output_shape(0))
         if math.prod(shape) < _LENT:
             continue

@@ -53,8 +53,12 @@ def require_fields(options: object, **least: int | None) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """First line of another library's error, to quote in a message."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """First line of another library's error, to quote in a message: not one that only leads in.
+
+    OpenVINO's begin with places in its sources, such as "Exception from src/core.cpp:84:".
+    """
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    return next((line for line in lines if not line.endswith(":")), lines[0])
 
 
 @contextmanager

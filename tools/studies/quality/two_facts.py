@@ -100,8 +100,11 @@ def forced(executor: Executor, length: int, tokens: Ids) -> list[NDArray[np.floa
     return rows
 
 
-def measure(executor: Executor, sample: Sample) -> Found:
-    """Whether each fact is found, late and early, and the nats of a token of what follows."""
+def measure(executor: Executor, sample: Sample, *, early: bool = True) -> Found:
+    """Whether each fact is found, late and early, and the nats of a token of what follows.
+
+    early: else nothing is asked in the prompt, and the text is prefilled once and not three times.
+    """
     found: Found = {}
     length = len(sample.prompt)
     rows = [executor.prefill_prompt(0, sample.prompt).logits.copy()]
@@ -114,11 +117,11 @@ def measure(executor: Executor, sample: Sample) -> Found:
         executor.compress(0, length)
         late = forced(executor, length, [*question, *answer[:-1]])[-len(answer) :]
         found[f"late {kind}"] = float([int(one.argmax()) for one in late] == answer)
-    for kind, (question, answer) in sample.questions.items():
+    for kind, (question, answer) in sample.questions.items() if early else ():
         asked = sample.prompt + question
-        early = [executor.prefill_prompt(0, asked).logits.copy()]
-        early += forced(executor, len(asked), answer[:-1])
-        found[f"early {kind}"] = float([int(one.argmax()) for one in early] == answer)
+        rows = [executor.prefill_prompt(0, asked).logits.copy()]
+        rows += forced(executor, len(asked), answer[:-1])
+        found[f"early {kind}"] = float([int(one.argmax()) for one in rows] == answer)
     return found | {f"nats {sample.domain}": float(nats)}
 
 
@@ -150,6 +153,7 @@ def main() -> None:
     parser.add_argument("--documents", nargs="+", required=True, metavar="DOMAIN=FOLDER")
     parser.add_argument("--samples", type=int, default=8, help="texts of each domain")
     parser.add_argument("--tokens", type=int, default=1500)
+    parser.add_argument("--late", action="store_true", help="ask nothing in the prompt")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--precision", choices=["f32", "bf16"], help="of OpenVINO")
     parser.add_argument("--out", type=Path, help="results as JSON; builds in it are not run again")
@@ -165,7 +169,8 @@ def main() -> None:
         running = {"threads": given.threads or None, "precision": given.precision}
         running |= {"backend": "openvino"} if given.precision else {}
         executor = open_executor(build, baseline=name.endswith("@"), **running)
-        each = [measure(executor, one) for one in samples(domains, tokenizer, given.tokens)]
+        texts = samples(domains, tokenizer, given.tokens)
+        each = [measure(executor, one, early=not given.late) for one in texts]
         executor.close()
         results[Path(name).name] = {"tokens": given.tokens} | summary(each)
         print(name, results[Path(name).name], flush=True)
