@@ -94,6 +94,31 @@ def forget_ties(model: Any) -> None:
             node.set_attribute("stable", False)
 
 
+def turn_products(model: Any) -> None:
+    """Put the turned product of B and A in the place of A's with turned B, turned.
+
+    ONNX Runtime would copy the keys of a vote to turn them; OpenVINO reads them turned, and takes
+    half of a compress step to turn their products.
+    """
+    for turned in model.get_ordered_ops():
+        product = _turned(turned)
+        if product and product.get_type_name() == "MatMul":
+            first, second = product.input_values()
+            if columns := _turned(second.get_node()):
+                out = op.matmul(columns, first, False, True).output(0)
+                for reader in turned.output(0).get_target_inputs():
+                    reader.replace_source_output(out)
+
+
+def _turned(node: Any) -> Any:
+    """What a node turns rows and columns of; None if it does something else."""
+    if node.get_type_name() != "Transpose":
+        return None
+    states, order = (value.get_node() for value in node.input_values())
+    is_constant = order.get_type_name() == "Constant"
+    return states if is_constant and [*order.get_data()] == [0, 1, 3, 2] else None
+
+
 class IntegerProducts:
     """Products with integers in one graph.
 

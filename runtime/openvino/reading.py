@@ -29,6 +29,7 @@ from snapexport.runtime.openvino.operators import (
     forget_ties,
     identity,
     ints,
+    turn_products,
 )
 
 _PLACES = "Exception from", "Check '", "FrontEnd API failed", "Model wasn't fully", "--"
@@ -90,6 +91,7 @@ def read_graph(
     try:
         model = core.read_model(io.BytesIO(file.SerializeToString()))
         forget_ties(model)
+        turn_products(model)
         _put_weights(model, weights, spans)
         names, writes = _leave_to_the_host(model, [one.name for one in file.graph.output], caches)
     except Exception as error:  # OpenVINO's exceptions share no narrower public base
