@@ -32,9 +32,6 @@ from snapexport.runtime.openvino.operators import (
     turn_products,
 )
 
-_PLACES = "Exception from", "Check '", "FrontEnd API failed", "Model wasn't fully", "--"
-"""How lines of OpenVINO's messages begin that say where, and not why."""
-
 _LENT = 1 << 10
 """Elements of an input from which on its memory matters."""
 
@@ -57,9 +54,10 @@ class HostWrite:
 class Read:
     """A graph's inputs and outputs, known after its model and weights were let go of.
 
-    inputs: names of those that it reads whole. prefixes: of those that it reads in parts: the
-    numbers of the inputs that have a head's first states [n,D], and the input that says n. outputs: in OpenVINO's order, by the file's names; None:
-    the host writes it into caches. writes: by the file's outputs that it has no more.
+    inputs: names of those that it reads whole. prefixes: of those that it reads in parts, the
+    numbers of the inputs that have each head's first states [n,D], and the input that says n.
+    outputs: in OpenVINO's order, by the file's names; None: the host writes it into caches. writes:
+    by the file's outputs that it has no more.
     """
 
     inputs: frozenset[str]
@@ -95,7 +93,7 @@ def read_graph(
         _put_weights(model, weights, spans)
         names, writes = _leave_to_the_host(model, [one.name for one in file.graph.output], caches)
     except Exception as error:  # OpenVINO's exceptions share no narrower public base
-        raise UserError(f"OpenVINO cannot read {path}: {_reason(error)}", REBUILD) from error
+        raise UserError(f"OpenVINO cannot read {path}: {first_line(error)}", REBUILD) from error
     inputs = {name: _kind(port) for port in model.inputs for name in port.get_names()}
     prefixes = _lend_prefixes(model, caches.prefixes)
     outputs = list(zip(names, map(_kind, model.outputs), strict=True))
@@ -162,7 +160,10 @@ def _lend_prefixes(model: Any, prefixes: Sequence[Prefix]) -> dict[str, tuple[li
         if one.past not in read:
             model.remove_parameter(one.past.get_node())
     return {
-        one.past.get_any_name(): (list(map(model.get_parameter_index, lent)), one.start.get_any_name())
+        one.past.get_any_name(): (
+            list(map(model.get_parameter_index, lent)),
+            one.start.get_any_name(),
+        )
         for one, lent in zip(prefixes, heads, strict=True)
     }
 
@@ -202,10 +203,3 @@ def _put_weights(model: Any, weights: MappedWeights, spans: Mapping[str, WeightS
             for target in parameter.output(0).get_target_inputs():
                 target.replace_source_output(constant.output(0))
             model.remove_parameter(parameter)
-
-
-def _reason(error: Exception) -> str:
-    """The line of OpenVINO's message that says why: the first ones are places in its source."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reasons = [line for line in lines if not line.startswith(_PLACES)]
-    return (reasons or lines or [type(error).__name__])[0]

@@ -9,6 +9,7 @@ the ratios within a round, so that a drift of the machine cancels.
 import argparse
 import json
 import statistics
+from functools import partial
 from pathlib import Path
 
 from snapexport.contract import names
@@ -27,13 +28,14 @@ def compared(systems: list[FilledSystem], context: int, rounds: int) -> list[Row
         order = range(len(systems)) if turn % 2 else reversed(range(len(systems)))
         for which in order:
             one = systems[which]
-            step = timer(lambda one=one: one.step(context, one.build.manifest.batch))
+            step = timer(partial(one.step, context, one.build.manifest.batch))
             taken[which].append(step())
     rows = []
     for one, seconds in zip(systems, taken, strict=True):
         ratios = [mine / first for mine, first in zip(seconds, taken[0], strict=True)][WARM_UP:]
         caches = [
-            spec.shape for spec in one.build.manifest.graphs["decode"].inputs
+            spec.shape
+            for spec in one.build.manifest.graphs["decode"].inputs
             if names.is_past(spec.name) and spec.name.endswith(".key")
         ]
         rows.append(
