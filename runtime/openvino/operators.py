@@ -95,16 +95,17 @@ def forget_ties(model: Any) -> None:
 
 
 def turn_products(model: Any) -> None:
-    """Put the turned product of B and A in the place of A's with turned B, turned.
+    """Put B @ turned A in the place of turned (A @ turned B), where A is a vote's keys.
 
-    ONNX Runtime would copy the keys of a vote to turn them; OpenVINO reads them turned, and takes
-    half of a compress step to turn their products.
+    ONNX Runtime would copy keys to turn them. OpenVINO reads them turned, and would take half of a
+    compress step to turn the product.
     """
     for turned in model.get_ordered_ops():
         product = _turned(turned)
         if product and product.get_type_name() == "MatMul":
             first, second = product.input_values()
-            if columns := _turned(second.get_node()):
+            is_plain = not any(product.get_attributes().values())
+            if is_plain and (columns := _turned(second.get_node())):
                 out = op.matmul(columns, first, False, True).output(0)
                 for reader in turned.output(0).get_target_inputs():
                     reader.replace_source_output(out)
