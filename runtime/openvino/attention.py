@@ -148,7 +148,7 @@ class CacheOperators:
     def _seen_by_chunk(
         self, query: Value, mask: Value | None, start: Value, rows: int, slots: int
     ) -> Value:
-        """What rows see that follow `start` positions, of these and of themselves.
+        """Whether rows that follow `start` positions see each of these, and of themselves.
 
         A bias only if the mask is of numbers: OpenVINO multiplies, takes the softmax and multiplies
         in one kernel, which waits for memory, and truths have half the bytes.

@@ -101,18 +101,18 @@ def turn_products(model: Any) -> None:
     compress step to turn the product.
     """
     for turned in model.get_ordered_ops():
-        product = _turned(turned)
+        product = _before_turn(turned)
         if product and product.get_type_name() == "MatMul":
             first, second = product.input_values()
             is_plain = not any(product.get_attributes().values())
-            if is_plain and (columns := _turned(second.get_node())):
+            if is_plain and (columns := _before_turn(second.get_node())):
                 out = op.matmul(columns, first, False, True).output(0)
                 for reader in turned.output(0).get_target_inputs():
                     reader.replace_source_output(out)
 
 
-def _turned(node: Any) -> Any:
-    """What a node turns rows and columns of; None if it does something else."""
+def _before_turn(node: Any) -> Any:
+    """The matrices that a node turns; None if it does something else."""
     if node.get_type_name() != "Transpose":
         return None
     states, order = (value.get_node() for value in node.input_values())
