@@ -244,7 +244,7 @@ def recommended_slots(model: PlannedModel, memory: int, given: dict[str, Any]) -
         return 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(memories, memories, flags)
 def test_more_memory_never_recommends_fewer_batch_slots(
     one: int, other: int, given: dict[str, Any]

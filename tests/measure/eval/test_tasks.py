@@ -365,6 +365,7 @@ def test_a_sample_has_special_tokens_only_before_its_context() -> None:
     assert TASKS["niah_single"].sample(tokenizer, 1, TOKENS) == sample("niah_single")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["niah_single", "kv", "vault"])
 def test_a_sample_of_131072_tokens_takes_under_20_seconds(name: str) -> None:
     start = time.process_time()

@@ -57,10 +57,10 @@ def test_model_that_finishes_nothing_is_silent(
 def test_check_waits_for_no_prompt(stale: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step takes longer than a check; the second prompt waits for the first."""
     monkeypatch.setattr(health_module, "WAIT_SECONDS", 0.01)
-    stale.llm.seconds = 0.05
+    stale.llm.seconds = 0.03
     before = len(stale.llm.requests)
     with ThreadPoolExecutor() as threads:
-        body = {"model": "model", "prompt": "a" * 150, "max_tokens": 1}
+        body = {"model": "model", "prompt": "a" * 50, "max_tokens": 1}
         create: Any = stale.client().completions.create
         asked = [threads.submit(create, **body) for _ in range(2)]
         assert soon(lambda: len(stale.llm.requests) == before + 2)
