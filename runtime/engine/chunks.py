@@ -27,7 +27,7 @@ from snapexport.runtime.engine.bound_graph import (
 )
 from snapexport.runtime.engine.fill_slot import FillByCopy, FillByGraph, FillSlot, slot_positions
 from snapexport.runtime.engine.method import Loaded, Takers
-from snapexport.runtime.engine.prompt_cache import PromptCache
+from snapexport.runtime.engine.prompt_cache import PromptCache, Unfilled
 
 
 class Chunks:
@@ -99,7 +99,7 @@ class Chunks:
     def take(
         self, slot: int, prompt: tuple[int, ...], piece: Piece, temperature: float
     ) -> Prediction:
-        """Run a chunk; the prompt's last piece fills the batch slot.
+        """Run a chunk; the prompt's last piece leaves the batch slot to be filled.
 
         A chunk that is in the cache already gives zeros, and so does an inner one: nobody reads
         logits inside a prompt. Nothing is run for the last prompt's tokens.
@@ -122,7 +122,7 @@ class Chunks:
             return Prediction(lambda: self._no_logits)
         prediction = Predictions(self._whole, FIRST)[0]
         if piece.is_last:
-            self.fill(slot, len(prompt), len(prompt))
+            self.cache.unfilled = Unfilled(self.fill, slot, len(prompt))
         elif is_end:
             self._after_prompt = prediction = prediction.copy()
         return prediction
@@ -186,6 +186,7 @@ class Chunks:
 
     def slot_positions(self, prompt_length: int) -> Mapping[str, NDArray[Any]]:
         """The ring's by the prompt's length, the others as the vote kept them."""
+        self.cache.fill_slot()
         return slot_positions(self._loaded, self.kept, prompt_length)
 
     def clear(self) -> None:

@@ -20,7 +20,7 @@ from snapexport.contract.pieces import CHUNK, Piece, pieces_of
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import Buffers, DeviceError, Floats, GraphBackend, Integers
 from snapexport.runtime.engine.bound_graph import Prediction, Predictions
-from snapexport.runtime.engine.chunks import make_chunks
+from snapexport.runtime.engine.chunks import Chunks, make_chunks
 from snapexport.runtime.engine.decode_steps import DecodeSteps, SlotRows
 from snapexport.runtime.engine.fill_slot import kept_of_layers
 from snapexport.runtime.engine.followers import Drafts, Step
@@ -74,6 +74,9 @@ class Executor:
 
     Predictions are in the executor's own buffers, and valid until its next call. Every call
     raises DeviceError after `close`, or if the device fails.
+
+    A prompt fills its batch slot after its last piece, in the next call: its first token need not
+    wait for the vote.
 
     captured: whether a decode step is a single launch of a CUDA graph.
     prompt_cache: None where a single shot needs none.
@@ -159,7 +162,7 @@ class Executor:
     def take(
         self, slot: int, prompt: Sequence[int], piece: Piece, temperature: float = 1.0
     ) -> Prediction:
-        """Do a piece of a prompt's prefill; the last one fills the batch slot.
+        """Do a piece of a prompt's prefill. After the last one the next call fills the batch slot.
 
         The pieces of one prompt follow each other. Between them may come decode steps, and blocks
         of a running request where no piece `keeps_row`, but no other prompt. The prediction is of
@@ -172,7 +175,13 @@ class Executor:
             follower.took(slot, token_ids, piece, taker.hidden_states)
             if piece.is_last:
                 follower.fill(slot, len(token_ids))
+        if self.limits.ranks > 1:  # they exchange tensors: all of them at the same time
+            self.fill_slot()
         return prediction
+
+    def fill_slot(self) -> None:
+        """Fill the batch slot of the last prompt now, if that is left."""
+        self.require_open()
 
     def prefill_prompt(
         self, slot: int, prompt: Sequence[int], temperature: float = 1.0
@@ -222,6 +231,7 @@ class Executor:
 
     def release(self, slot: int) -> None:
         """Note that a batch slot is idle. Its contents stay until something is written there."""
+        self._leave_unfilled(slot)
         for follower in self._followers:
             follower.release(slot)
 
@@ -232,6 +242,7 @@ class Executor:
         prompt cache is cleared too, unless another prompt came since. Other batch slots, a prompt
         half-way through prefill and the last predictions stay as they are.
         """
+        self._leave_unfilled(slot)
         self.require_open()
         for follower in self._followers:
             follower.clear(slot)
@@ -280,6 +291,7 @@ class Executor:
         """Free the device's memory now. A second call does nothing."""
         if not self._closed:
             self._closed = True
+            self._leave_unfilled()
             self._decode.close()
             self._takers.clear()
             self._followers = (self._rows,)
@@ -294,9 +306,20 @@ class Executor:
         return self._takers[kind]
 
     def require_open(self) -> None:
-        """Raise DeviceError after `close`."""
+        """Raise DeviceError after `close`; else fill the batch slot that is left to fill."""
         if self._closed:
             raise DeviceError("the executor was closed")
+        if self.prompt_cache:
+            self.prompt_cache.fill_slot()
+
+    def _leave_unfilled(self, slot: int | None = None) -> None:
+        """Fill a batch slot no more, of this executor; None: whichever."""
+        cache, chunks = self.prompt_cache, self._takers.get(CHUNK)
+        left = cache.unfilled if cache else None
+        if not (cache and left and isinstance(chunks, Chunks)):
+            return
+        if left.fill == chunks.fill and slot in (None, left.slot):
+            cache.unfilled = None
 
     def _require_prefill(self) -> None:
         self.require_open()

@@ -55,7 +55,7 @@ class Taker(Protocol):
     def take(
         self, slot: int, prompt: tuple[int, ...], piece: Piece, temperature: float
     ) -> Prediction:
-        """Run a piece; a prompt's last one fills the batch slot.
+        """Run a piece; a prompt's last one fills the batch slot, or leaves it to the cache.
 
         The prediction is of the token after the piece, or after the prompt if the cache has that.
         """

@@ -61,6 +61,8 @@ class Loop:
         self._speculation = Speculation(limits, drafters)
         self._compress_every = compress_every
         self._live: dict[int, Generation] = {}
+        self._unfilled: tuple[int, int] | None = None
+        """The request, and its batch slot, whose prompt was taken last: its first token is out."""
         self._ids = count()
 
     def submit(self, request: Request) -> int:
@@ -143,14 +145,30 @@ class Loop:
         counts as done, and nothing can go on from work that failed.
         """
         self.pulse.work()
+        deltas = self._fill_slot()
         if self._compress_every:
             self._extend_rows()
         schedule = self.scheduler.schedule()
-        deltas = self._decode(schedule)
+        deltas += self._decode(schedule)
         deltas += [self._adopt(request_id, slot) for request_id, slot in schedule.adopt.items()]
         for work in schedule.prefill:
             deltas += self._prefill(work)
         return deltas
+
+    def _fill_slot(self) -> list[OutputDelta]:
+        """Fill the batch slot of the last prompt, unless its request has ended."""
+        if not self._unfilled:
+            return []
+        (request_id, slot), self._unfilled = self._unfilled, None
+        if request_id not in self._live:
+            self._executor.release(slot)
+            return []
+        try:
+            self._executor.fill_slot()
+        except Exception as error:
+            return [self._fail(request_id, slot, error)]
+        self.pulse.beat()
+        return []
 
     def _extend_rows(self) -> None:
         """Pause the running requests whose output has grown enough, to compress them again.
@@ -262,19 +280,20 @@ class Loop:
         if work.request_id not in self._live:
             return []
         live, piece = self._live[work.request_id], work.piece
-        is_beginning = live.is_beginning
+        is_beginning, deltas = live.is_beginning, self._fill_slot()
         try:
             prediction = self._take(live, work)
         except Exception as error:
-            return [self._fail(work.request_id, work.slot, error)]
+            return [*deltas, self._fail(work.request_id, work.slot, error)]
         is_prompt = live.cached_token_ids is live.prompt_token_ids
         live.prefilled = max(live.prefilled, min(piece.end, len(live.prompt_token_ids)))
         # A broken piece ends its request now: a later cancel would leave its NaN in the caches.
         if (piece.is_last and not is_beginning) or not prediction.is_finite:
             delta = self._sample(work.request_id, work.slot, prediction)
             cached = live.cached_tokens if is_prompt else 0
-            return [replace(delta, cached_tokens=cached, held=live.held if is_prompt else None)]
-        return []
+            held = live.held if is_prompt else None
+            deltas.append(replace(delta, cached_tokens=cached, held=held))
+        return deltas
 
     def _take(self, live: Generation, work: Work) -> Prediction:
         piece, parking = work.piece, self._executor.parking
@@ -288,6 +307,10 @@ class Loop:
         self.pulse.beat()
         if self.keeper and piece.kind == CHUNK and prediction.is_finite:
             self.keeper.took(piece.start, piece.end)
+        if piece.is_last and live.hands_over:
+            self._executor.fill_slot()
+        elif piece.is_last:
+            self._unfilled = work.request_id, work.slot
         if piece.is_last and self._keeps_row_of(live) and prediction.is_finite:
             assert parking, "rows are kept only where they can be extended"
             self._keep(live, parking.park(work.slot, piece))

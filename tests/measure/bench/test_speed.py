@@ -33,6 +33,9 @@ class FakeSystem:
         self.log.append(("prefill", slot))
         self.prompts.append(list(prompt))
 
+    def fill_slot(self) -> None:
+        pass
+
     def decode(self, active: int) -> None:
         self.log.append(("decode", active))
 

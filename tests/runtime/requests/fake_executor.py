@@ -169,6 +169,9 @@ class FakeExecutor:
     def held_shares(self, last: Piece, prompt_length: int) -> Floats:
         return np.ones(prompt_length, np.float32)
 
+    def fill_slot(self) -> None:
+        pass
+
     def release(self, slot: int) -> None:
         pass
 

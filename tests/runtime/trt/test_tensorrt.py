@@ -187,6 +187,7 @@ def feed_whole(ours: LLM, theirs: LLM, slot: int) -> None:
 
 def break_slot(gpu: FakeCuda, executor: Executor, slot: int) -> None:
     """NaN in all that the slot's prompt left, as a model that overflows does."""
+    executor.fill_slot()
     gpu.run_queue()
     shared = executor.prompt_cache.buffers.values() if executor.prompt_cache else ()
     for cache in (*executor.rows.buffers(slot), *shared):

@@ -81,6 +81,10 @@ class ExecutorSystem:
         self._inputs[:, slot] = token, len(prompt), len(prompt)
         return token
 
+    def fill_slot(self) -> None:
+        """The compress step of the last prompt, unless it was run."""
+        self.executor.fill_slot()
+
     def decode(self, active: int) -> list[int]:
         """One more token for each of the slots below `active`; the others may be lost."""
         predictions = self.executor.decode(*self._inputs[:, :active])

@@ -113,8 +113,9 @@ class Prefill:
         return Case("compress", _labels(self.build, length), step, work=work)
 
     def prompt(self, length: int) -> None:
-        """All chunks; the last one compresses."""
+        """All chunks, and the compress step."""
         self.executor.prefill_prompt(0, self._tokens(length))
+        self.executor.fill_slot()
 
     def chunk(self, past: int) -> None:
         """One that is not its prompt's last."""
