@@ -277,8 +277,8 @@ def logits_of(model: Any, decoder: Decoder, hidden_states: Tensor) -> Tensor:
     """
     path, with_head = decoder.names.decoder, causal_language_model(model, decoder.names)
     # Whichever the head's module calls: that of a vision-language model has the decoder inside.
-    around = [model.get_submodule(one) for one in (*_above(path), path)]
-    inside = [one for one in around if one is not with_head and one in set(with_head.modules())]
+    around, outside = (*_above(path), path), _with_head(decoder.names)
+    inside = [model.get_submodule(one) for one in around if len(one) > len(outside)]
     usual, calls = [one.forward for one in inside], 0
 
     def states(*_: Any, **__: Any) -> _States:

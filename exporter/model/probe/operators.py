@@ -126,8 +126,8 @@ def rope_of(modeling: ModuleType, decoder: Any, layer: Layer, name: str = APPLY)
 
 def _has_axes(form: Rope, module: Any, config: Any, tables: tuple[Tensor, Tensor]) -> bool:
     """Whether a RoPE puts angles of several axes together, to those of one for a text."""
-    if not hasattr(module, "mrope_section"):
-        return False
+    if not (hasattr(module, "mrope_section") and hasattr(module, "inv_freq")):
+        return False  # frequencies of each kind of layer are traced as they are
     plain = cos_sin(type(module)(config), *_inputs())
     return all(map(_is_close, (angles_of(form, one) for one in tables), plain))
 
