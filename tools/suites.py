@@ -23,7 +23,7 @@ SHARED = frozenset({"contract", "makefile", "pyproject", "ci", "suites"})
 ARCHITECTURES = "architectures"
 """Every decoder of transformers, 20 minutes."""
 SUITES = {
-    ARCHITECTURES: {"exporter", "pyproject"},
+    ARCHITECTURES: {"architectures", "exporter", "pyproject"},
     "test-rtx": {"graphs", "methods", "plugins", "polygraphy", "rtx", "tensorrt", "trt"},
     "real-model": {"gguf", "fetch_real_model", "real_model"},
     "test-triton": {"triton"},
