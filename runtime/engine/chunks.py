@@ -27,7 +27,7 @@ from snapexport.runtime.engine.bound_graph import (
 )
 from snapexport.runtime.engine.fill_slot import FillByCopy, FillByGraph, FillSlot, slot_positions
 from snapexport.runtime.engine.method import Loaded, Takers
-from snapexport.runtime.engine.prompt_cache import PromptCache, Unfilled
+from snapexport.runtime.engine.prompt_cache import PromptCache
 
 
 class Chunks:
@@ -60,6 +60,8 @@ class Chunks:
         self._is_tempered = names.TEMPERATURE in graph.arrays
         self.hidden_states: Buffer | None = None
         self._after_prompt: Prediction | None = None
+        self._unfilled: tuple[int, int] | None = None
+        """The batch slot that the last prompt has yet to fill, and the prompt's length."""
 
     @property
     def _whole(self) -> BoundGraph:
@@ -122,7 +124,7 @@ class Chunks:
             return Prediction(lambda: self._no_logits)
         prediction = Predictions(self._whole, FIRST)[0]
         if piece.is_last:
-            self.cache.unfilled = Unfilled(self.fill, slot, len(prompt))
+            self._unfilled, self.cache.reader = (slot, len(prompt)), self.fill_slot
         elif is_end:
             self._after_prompt = prediction = prediction.copy()
         return prediction
@@ -147,6 +149,17 @@ class Chunks:
         given = 1.0 if self._is_tempered else None
         self.cache.wrote(whole, start, len(whole), given, self._outputs)
         return Predictions(self._whole, FIRST)[0]
+
+    def fill_slot(self) -> None:
+        """Fill the batch slot that the last prompt has yet to fill, if any."""
+        if left := self._unfilled:
+            self.leave_unfilled()
+            self.fill(*left, left[1])
+
+    def leave_unfilled(self, slot: int | None = None) -> None:
+        """Nobody needs what the last prompt would fill: this batch slot; None: whichever it is."""
+        if self._unfilled and slot in (None, self._unfilled[0]):
+            self._unfilled = None
 
     def fill(self, slot: int, prompt_length: int, count: int) -> None:
         """Fill the batch slot. count: tokens in the cache, the prompt's and those after it."""
@@ -186,7 +199,7 @@ class Chunks:
 
     def slot_positions(self, prompt_length: int) -> Mapping[str, NDArray[Any]]:
         """The ring's by the prompt's length, the others as the vote kept them."""
-        self.cache.fill_slot()
+        self.fill_slot()
         return slot_positions(self._loaded, self.kept, prompt_length)
 
     def clear(self) -> None:
@@ -229,6 +242,9 @@ class SingleShot:
     def refill(self, slot: int, prompt_length: int) -> None:
         """Run the last prompt again: compression is a part of it."""
         self._into_slot.fill(slot, prompt_length)
+
+    def leave_unfilled(self, slot: int | None = None) -> None:
+        """Do nothing: the run that took the prompt has filled its batch slot."""
 
     def slot_positions(self, prompt_length: int) -> Mapping[str, NDArray[Any]]:
         """The ring's by the prompt's length, the others as the vote kept them."""

@@ -20,7 +20,7 @@ from snapexport.contract.pieces import CHUNK, Piece, pieces_of
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import Buffers, DeviceError, Floats, GraphBackend, Integers
 from snapexport.runtime.engine.bound_graph import Prediction, Predictions
-from snapexport.runtime.engine.chunks import Chunks, make_chunks
+from snapexport.runtime.engine.chunks import make_chunks
 from snapexport.runtime.engine.decode_steps import DecodeSteps, SlotRows
 from snapexport.runtime.engine.fill_slot import kept_of_layers
 from snapexport.runtime.engine.followers import Drafts, Step
@@ -310,16 +310,11 @@ class Executor:
         if self._closed:
             raise DeviceError("the executor was closed")
         if self.prompt_cache:
-            self.prompt_cache.fill_slot()
+            self.prompt_cache.finish_reading()
 
     def _leave_unfilled(self, slot: int | None = None) -> None:
-        """Fill a batch slot no more, of this executor; None: whichever."""
-        cache, chunks = self.prompt_cache, self._takers.get(CHUNK)
-        left = cache.unfilled if cache else None
-        if not (cache and left and isinstance(chunks, Chunks)):
-            return
-        if left.fill == chunks.fill and slot in (None, left.slot):
-            cache.unfilled = None
+        if self._refills:
+            self._refills.leave_unfilled(slot)
 
     def _require_prefill(self) -> None:
         self.require_open()

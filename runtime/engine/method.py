@@ -81,6 +81,9 @@ class Refills(Protocol):
     def refill(self, slot: int, prompt_length: int) -> None:
         """Compress into the batch slot, or copy where nothing is compressed."""
 
+    def leave_unfilled(self, slot: int | None = None) -> None:
+        """Nobody needs what the last prompt has yet to fill: this batch slot; None: whichever."""
+
 
 @runtime_checkable
 class Resumes(Protocol):

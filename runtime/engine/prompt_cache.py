@@ -5,7 +5,7 @@ Knows no batch slot and no request.
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,6 @@ from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry
 from snapexport.contract.pieces import InnerChunks
 from snapexport.runtime.engine.backend import Buffer, Buffers, Memory
-
-
-class Unfilled(NamedTuple):
-    """A batch slot that a prompt in the cache has yet to fill. fill: does it, in its executor."""
-
-    fill: Callable[[int, int, int], None]
-    slot: int
-    prompt_length: int
 
 
 class PromptCache:
@@ -40,7 +32,7 @@ class PromptCache:
     Prefill graphs of smaller capacity N take the beginning of the same memory as [1,Hkv,N,D];
     `resize` moves the heads to where the next graph reads them.
 
-    unfilled: the batch slot that the prompt fills before anything else happens; None: it has.
+    reader: has yet to read the prompt, and does so before anything changes it; None: nobody has.
     """
 
     def __init__(
@@ -48,7 +40,7 @@ class PromptCache:
     ) -> None:
         """inner: chunks that a graph of their own writes, otherwise than prefill."""
         self.inner = inner
-        self.unfilled: Unfilled | None = None
+        self.reader: Callable[[], None] | None = None
         specs = {spec.name: spec for spec in prefill.inputs}
         held = {name: memory.allocate(specs[name]) for name in specs if names.is_past(name)}
         self._states = {name: one for name, one in held.items() if names.is_state(name)}
@@ -225,11 +217,11 @@ class PromptCache:
         parts = beside.shape[2]
         return min(parts, -(-index * self._chunk * (parts + 1) // self._largest))
 
-    def fill_slot(self) -> None:
-        """Fill the batch slot that is left to fill, if any."""
-        if left := self.unfilled:
-            self.unfilled = None
-            left.fill(left.slot, left.prompt_length, left.prompt_length)
+    def finish_reading(self) -> None:
+        """Let the reader read the prompt, if there is one."""
+        if reader := self.reader:
+            self.reader = None
+            reader()
 
     def forget(self) -> None:
         """Forget all tokens: the next prompt is run from its beginning."""

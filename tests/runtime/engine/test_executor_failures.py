@@ -19,12 +19,9 @@ PARAMS = SamplingParams(max_tokens=6)
 class FailingExecutor(FakeExecutor):
     """Raises in prefill or in decode for a prompt of LENGTH, once it has done half of its work."""
 
-    def __init__(
-        self, in_prefill: bool = False, in_decode: bool = False, after_prompt: bool = False
-    ) -> None:
+    def __init__(self, in_prefill: bool = False, in_decode: bool = False) -> None:
         super().__init__(make_limits())
         self.fails_in_prefill, self.fails_in_decode = in_prefill, in_decode
-        self.fails_after_prompt = after_prompt
         self.cleared: list[int] = []
 
     def take(self, slot: int, prompt: Sequence[int], *rest: Any, **options: Any) -> Prediction:
@@ -32,10 +29,6 @@ class FailingExecutor(FakeExecutor):
         if self.fails_in_prefill and len(prompt) == LENGTH:
             raise RuntimeError("planted")
         return prediction
-
-    def fill_slot(self) -> None:
-        if self.fails_after_prompt and len(self.in_prefill) == LENGTH:
-            raise RuntimeError("planted")
 
     def decode(self, *given: Any, **options: Any) -> Predictions:
         if self.fails_in_decode and LENGTH in given[2]:  # prompt_length
@@ -91,18 +84,6 @@ def test_a_failing_prefill_keeps_the_other_deltas_of_its_step() -> None:
     deltas = llm.step()
     assert [one.request_id for one in deltas] == [runs, fails]
     assert deltas[0].token_ids and deltas[1].finish_reason == "error"
-
-
-def test_a_slot_that_cannot_be_filled_ends_its_request_and_no_other() -> None:
-    """Between two others, the first of which runs in the same steps."""
-    executor = FailingExecutor(after_prompt=True)
-    llm = LLM.from_executor(executor)
-    lengths = (3, LENGTH, 5)
-    first, fails, last = (llm.submit(prompt(length), PARAMS) for length in lengths)
-    deltas_of = drain(llm)
-    assert_failed(deltas_of[fails])
-    assert len(ids(deltas_of[fails])) == 1 and executor.cleared
-    assert ids(deltas_of[first]) == alone(3) and ids(deltas_of[last]) == alone(5)
 
 
 def test_a_failing_decode_ends_running_requests_and_no_waiting_one() -> None:

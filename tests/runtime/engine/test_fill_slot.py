@@ -14,6 +14,7 @@ from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tests.builds import build
+from tests.runtime.requests.fake_executor import drain
 
 PROMPTS = [[5 + i % 90 for i in range(60)], [250 - i for i in range(64)]]
 
@@ -82,6 +83,31 @@ def test_a_slot_that_nobody_needs_stays_as_it_is(
     forget(executor, 1)
     executor.fill_slot()
     assert filled == []
+
+
+def test_a_slot_that_cannot_be_filled_ends_its_request_and_no_other(
+    made: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two others, the first of which runs in the same steps."""
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    first, fails, last = PROMPTS[1], PROMPTS[0], PROMPTS[0][:40]
+    alone = LLM(made.directory, threads=1).generate([first, last], params)
+    fill = FillByGraph.fill
+
+    def fill_others(self: FillByGraph, slot: int, prompt_length: int) -> None:
+        if prompt_length == len(fails):
+            raise RuntimeError("planted")
+        fill(self, slot, prompt_length)
+
+    monkeypatch.setattr(FillByGraph, "fill", fill_others)
+    llm = LLM(made.directory, threads=1)
+    requests = [llm.submit(prompt, params) for prompt in (first, fails, last)]
+    deltas_of = drain(llm)
+    found, failed, other = (deltas_of[one] for one in requests)
+    assert len(failed[0].token_ids) == 1 and failed[-1].finish_reason == "error"
+    assert str(failed[-1].exception) == "planted"
+    for deltas, right in zip((found, other), alone, strict=True):
+        assert tuple(token for one in deltas for token in one.token_ids) == right.token_ids
 
 
 def test_a_first_token_comes_before_the_vote(made: Build, filled: list[int]) -> None:

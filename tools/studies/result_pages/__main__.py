@@ -13,7 +13,6 @@ from tools.studies.result_pages.results import ROOT, STUDIES
 
 DETAILS = "../tools/studies/quality/details.md"
 MORE_SPEED = "../tools/studies/speed/details.md"
-MORE_QUALITY = "../tools/studies/quality/details.md"
 
 TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "equal memory": ("speed.md", speed.equal_memory),
@@ -55,7 +54,7 @@ def wrong_tables() -> Iterator[str]:
 
 def wrong_sentences() -> Iterator[str]:
     """What a page doesn't say, or the results don't."""
-    pages = page_of("quality.md"), page_of(MORE_QUALITY)
+    pages = page_of("quality.md"), page_of(DETAILS)
     prose = " ".join(" ".join(pages).split())
     for claim, is_true in claims.CLAIMS.items():
         if claim not in prose:
