@@ -27,8 +27,8 @@ def of_mobius(checkpoint: str, work: Path, tokens: list[int], threads: int) -> N
     peer = mobius_peer.make(checkpoint, str(work), len(tokens), threads)
     rows = []
     for some in (tokens[:PROMPT], *([one] for one in tokens[PROMPT:])):
-        peer._run(some)
-        rows.append(peer._binding.get_outputs()[-1].numpy()[0, -1].copy())
+        peer.take(some)
+        rows.append(peer.logits.copy())
     np.save(work / LOGITS, np.stack(rows))
 
 

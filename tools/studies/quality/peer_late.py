@@ -16,44 +16,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-BLOCK, WINDOW, CHUNK, MOST = 32, 8, 512, 120
+WINDOW, MOST = 8, 120
+"""Tokens that vote, GenAI's default, and those of a question with its answer."""
 
 
-def answers(model: str, kept: int, threads: int) -> None:
+def answers(model: Path, kept: int, threads: int) -> None:
     """In GenAI's Python: for each line of a prompt and questions, a line of what was written."""
-    import numpy as np
-    import openvino as ov
-    import openvino_genai as genai
+    from tools.studies.speed.peers.openvino_peer import OpenVino
 
-    scheduling = genai.SchedulerConfig()
-    scheduling.max_num_seqs, scheduling.enable_prefix_caching = 1, False
-    scheduling.max_num_batched_tokens = CHUNK
-    if kept:
-        scheduling.use_cache_eviction = True
-        voted = (kept - BLOCK) // 2 // BLOCK * BLOCK
-        scheduling.cache_eviction_config = genai.CacheEvictionConfig(
-            BLOCK, kept - BLOCK - voted, kept, genai.AggregationMode.NORM_SUM,
-            snapkv_window_size=WINDOW,
-        )  # fmt: skip
-    settings = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": threads}
-    pipeline = genai.ContinuousBatchingPipeline(model, scheduling, "CPU", settings)
-    requests = 0
+    peer = OpenVino(model, "bf16", threads, kept or None, WINDOW)
     for line in sys.stdin:
         given = json.loads(line)
         written = []
         for question in given["questions"]:
-            config, form = genai.GenerationConfig(), genai.StructuredOutputConfig()
-            form.regex = re.sub(r"\\([\n ])", r"\1", re.escape(question)) + r"[^\n]{1,36}\n"
-            config.max_new_tokens, config.structured_output_config = MOST, form
-            requests += 1
-            tokens = ov.Tensor(np.array([given["prompt"]], np.int64))
-            handle, ids = pipeline.add_request(requests, tokens, config), list[int]()
-            while pipeline.has_non_finished_requests():
-                pipeline.step()
-                for output in handle.read().values() if handle.can_read() else ():
-                    ids += output.generated_ids
-            text = pipeline.get_tokenizer().decode(ids, skip_special_tokens=False)
-            written.append(text.removeprefix(question))
+            pattern = re.sub(r"\\([\n ])", r"\1", re.escape(question)) + r"[^\n]{1,36}\n"
+            written.append(peer.write(given["prompt"], pattern, MOST).removeprefix(question))
         print(json.dumps(written), flush=True)
 
 
@@ -66,7 +43,8 @@ def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
     folders = dict(one.split("=", 1) for one in given.documents)
     domains = {k: texts_of(Path(v), given.samples, given.tokens) for k, v in folders.items()}
     tokenizer = Tokenizer.from_file(str(given.model / "tokenizer.json"))
-    line = [str(given.openvino_python), __file__, str(given.model), "--answer"]
+    line = [str(given.openvino_python), "-m", "tools.studies.quality.peer_late"]
+    line += [str(given.model), "--answer"]
     line += ["--kept", str(given.kept), "--threads", str(given.threads)]
     found = []
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
@@ -106,7 +84,7 @@ def main() -> None:
     parser.add_argument("--answer", action="store_true", help="be the peer")
     given = parser.parse_args()
     if given.answer:
-        answers(str(given.model), given.kept, given.threads)
+        answers(given.model, given.kept, given.threads)
         return
     from tools.studies.quality.two_facts import summary
 

@@ -64,7 +64,7 @@ def command(source: str, out: Path, slots: int) -> list[str]:
 
 
 class Mobius:
-    """One request at a time. slots: of each cache."""
+    """One request at a time. slots: of each cache. logits: after the latest token, [V]."""
 
     def __init__(self, path: Path, slots: int, threads: int) -> None:
         import onnxruntime as ort
@@ -85,7 +85,7 @@ class Mobius:
     def first_token(self, tokens: Sequence[int]) -> None:
         self._length = 0
         for start in range(0, len(tokens), _CHUNK):
-            self._run(tokens[start : start + _CHUNK])
+            self.take(tokens[start : start + _CHUNK])
 
     def fill(self, context: int) -> None:
         rng = np.random.default_rng(0)
@@ -94,17 +94,17 @@ class Mobius:
         self._length = context - 1
 
     def step(self) -> None:
-        self._run([self._next])
+        self.take([self._next])
         self._length -= 1
 
     def stream(self, tokens: Sequence[int]) -> Iterator[int]:
         self.first_token(tokens)
         while True:
             yield self._next
-            self._run([self._next])
+            self.take([self._next])
 
-    def _run(self, tokens: Sequence[int]) -> None:
-        """Take tokens after those that are there, and find the likeliest next one."""
+    def take(self, tokens: Sequence[int]) -> None:
+        """Take tokens after those that are there; logits and the likeliest token follow them."""
         first, count = self._length, len(tokens)
         self._length += count
         inputs = {
@@ -117,5 +117,5 @@ class Mobius:
             self._binding.bind_cpu_input(name, value)
         self._binding.bind_output("logits")  # anew: their number follows that of the tokens
         self._session.run_with_iobinding(self._binding)
-        logits: Any = self._binding.get_outputs()[-1]
-        self._next = int(logits.numpy()[0, -1].argmax())
+        self.logits: Any = self._binding.get_outputs()[-1].numpy()[0, -1]
+        self._next = int(self.logits.argmax())

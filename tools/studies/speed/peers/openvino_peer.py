@@ -101,9 +101,10 @@ class OpenVino:
         scheduling.max_num_batched_tokens = _CHUNK
         if kept:
             scheduling.use_cache_eviction = True
+            recent = (kept - _BLOCK) // 2 // _BLOCK * _BLOCK
             scheduling.cache_eviction_config = genai.CacheEvictionConfig(
                 _BLOCK,
-                kept // 2 - _BLOCK,
+                recent,
                 kept,
                 genai.AggregationMode.NORM_SUM,
                 snapkv_window_size=window,
@@ -115,6 +116,22 @@ class OpenVino:
     def first_token(self, tokens: Sequence[int]) -> None:
         self._stream = self.stream(tokens)
         self.step()
+
+    def write(self, tokens: Sequence[int], pattern: str, most: int) -> str:
+        """The likeliest text after a prompt, up to `most` tokens, that a regular expression has."""
+        import openvino as ov
+
+        config, form = self._genai.GenerationConfig(), self._genai.StructuredOutputConfig()
+        form.regex = pattern
+        config.max_new_tokens, config.structured_output_config = most, form
+        self._requests += 1
+        prompt, ids = ov.Tensor(np.array([tokens], np.int64)), list[int]()
+        handle = self._pipeline.add_request(self._requests, prompt, config)
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+            for output in handle.read().values() if handle.can_read() else ():
+                ids += output.generated_ids
+        return str(self._pipeline.get_tokenizer().decode(ids, skip_special_tokens=False))
 
     def fill(self, context: int) -> None:
         self.first_token([1 + n % 100 for n in range(context - 1)])
