@@ -40,7 +40,7 @@ BROUGHT = {
     "one graph for onnxruntime-genai": (696, 1120, 10, 39, 1225),
     "fewer kernels in a GPU's step": (313, 532, 7, 31, 175),
     "prompts in OpenVINO read the valid part of caches": (63, 92, 0, 4, 55),
-    "first tokens that wait for no vote": (51, 75, 0, 70, 130),
+    "first tokens that wait for no vote": (52, 76, 0, 70, 130),
 }
 """Lines of code, shipped, files, lines that `LLM` reaches, and of tests. They raise the bounds."""
 _CODE, _SHIPPED, _FILES, _REACHED, _TESTS = map(sum, zip(*BROUGHT.values(), strict=True))

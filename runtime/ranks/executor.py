@@ -76,6 +76,7 @@ class RankExecutor(Executor):
         self.parking = self.drafts = None
 
     take = _by_all_ranks(Executor.take)
+    fill_slot = _by_all_ranks(Executor.fill_slot)
     decode = _by_all_ranks(Executor.decode)
     accept = _by_all_ranks(Executor.accept)
     move = _by_all_ranks(Executor.move)
