@@ -71,6 +71,12 @@ _MIXED_EXPERTS: dict[str, Any] = {
 _TWO_ROPES: dict[str, Any] = {
     "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _YARN},
 }
+_TOWER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+}
 _GEMMA: dict[str, Any] = {
     "head_dim": 32,
     "query_pre_attn_scalar": 20,
@@ -346,10 +352,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi": _partly(0.5),
     "phi3": {"sliding_window": None},
     "phi3.partial": {"sliding_window": None, "tie_word_embeddings": True, **_partly(0.75)},
-    "phi4_multimodal": {"sliding_window": None, **_partly(0.75)},
+    "phi4_multimodal": {
+        "sliding_window": None,
+        **_partly(0.75),
+        "vision_config": {**_TOWER, "image_size": 56, "crop_size": 56},
+        "audio_config": {
+            **_TOWER,
+            "num_blocks": 2,
+            "nemo_conv_channels": 32,
+            "ext_pw_out_channel": 32,
+            "depthwise_separable_out_channel": 32,
+        },
+    },
     "phimoe": {"sliding_window": None, "attention_bias": True, "lm_head_bias": True, **_LOCAL},
     "qwen2_moe": {"shared_expert_intermediate_size": 48, **_EXPERTS},
-    "roc_bert": {"is_decoder": True},
+    "roc_bert": {"is_decoder": True, "shape_vocab_size": 24},
     "sarvam_mla": {"first_k_dense_replace": 1, "n_shared_experts": 1, **_LATENT, **_ROUTED},
     "sarvam_moe": {
         "head_dim": 16,
