@@ -43,11 +43,7 @@ def _partly(share: float) -> dict[str, Any]:
 
 _EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LOCAL: dict[str, Any] = {"num_local_experts": 8, "num_experts_per_tok": 2}
-_ROUTED: dict[str, Any] = {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
+_ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _MULTIPLIED: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.8,
@@ -63,20 +59,9 @@ _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
 }
 
-_MIXED_EXPERTS: dict[str, Any] = {
-    "mlp_layer_types": ["dense", *3 * ["sparse"]],
-    **_EXPERTS,
-    **_MIXED,
-}
-_TWO_ROPES: dict[str, Any] = {
-    "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _YARN},
-}
-_TOWER: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-}
+_MIXED_EXPERTS = {"mlp_layer_types": ["dense", *3 * ["sparse"]], **_EXPERTS, **_MIXED}
+_TWO_ROPES = {"rope_parameters": {"sliding_attention": _ROPE, "full_attention": _YARN}}
+_TOWER = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
 _GEMMA: dict[str, Any] = {
     "head_dim": 32,
     "query_pre_attn_scalar": 20,
@@ -354,15 +339,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3.partial": {"sliding_window": None, "tie_word_embeddings": True, **_partly(0.75)},
     "phi4_multimodal": {
         "sliding_window": None,
+        "vision_config": _TOWER,
+        "audio_config": {**_TOWER, "num_blocks": 2, "nemo_conv_channels": 32},
         **_partly(0.75),
-        "vision_config": {**_TOWER, "image_size": 56, "crop_size": 56},
-        "audio_config": {
-            **_TOWER,
-            "num_blocks": 2,
-            "nemo_conv_channels": 32,
-            "ext_pw_out_channel": 32,
-            "depthwise_separable_out_channel": 32,
-        },
     },
     "phimoe": {"sliding_window": None, "attention_bias": True, "lm_head_bias": True, **_LOCAL},
     "qwen2_moe": {"shared_expert_intermediate_size": 48, **_EXPERTS},

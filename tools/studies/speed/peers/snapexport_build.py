@@ -112,6 +112,10 @@ class Snapexport:
     def first_token(self, tokens: Sequence[int]) -> None:
         self._system.prefill(0, tokens)
 
+    def idle(self) -> None:
+        """Run the compress step that the first token did not wait for."""
+        self._system.fill_slot()
+
     def fill(self, context: int) -> None:
         self._filled.refill()
         self._context = context

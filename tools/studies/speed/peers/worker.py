@@ -44,6 +44,8 @@ def main() -> None:
     _answer(answers, load)
     for line in sys.stdin:
         _answer(answers, partial(obey, **json.loads(line)))
+        if idle := getattr(peer, "idle", None):  # what its library does after the answer
+            idle()
 
 
 def _plugin(path: str) -> Any:
