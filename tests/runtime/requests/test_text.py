@@ -11,7 +11,8 @@ from tests.runtime.tokenizers_for_tests import byte_fallback, byte_level, words
 BYTE_LEVEL, BYTE_FALLBACK, WORDS = byte_level(), byte_fallback(), words()
 REPLACEMENT = "\ufffd"
 
-texts = st.text(st.characters(codec="utf-8", exclude_characters=REPLACEMENT), max_size=30)
+# SentencePiece writes a space as "▁": a text's own comes back as a space.
+texts = st.text(st.characters(codec="utf-8", exclude_characters=REPLACEMENT + "▁"), max_size=30)
 
 
 def deltas(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
