@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = frozenset({"contract", "makefile", "pyproject", "ci", "suites"})
+SHARED = frozenset({"contract", "makefile", "pyproject", "ci"})
 """Words of paths that every suite of other people's processes depends on."""
 ARCHITECTURES = "architectures"
 """Every decoder of transformers, 20 minutes."""
@@ -48,9 +48,9 @@ def words(path: str) -> set[str]:
 
 
 def users(path: str) -> list[str]:
-    """The suites that depend on a path. Pages of text belong to none."""
+    """The suites that depend on a path. Pages of text and studies belong to none."""
     own = words(path)
-    if path.endswith(".md"):
+    if path.endswith(".md") or path.startswith("tools/studies/"):
         return []
     found = [suite for suite, theirs in SUITES.items() if own & theirs]
     if own & SHARED:
