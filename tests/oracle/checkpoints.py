@@ -30,7 +30,7 @@ MAX_POSITIONS = 1024
 WINDOW = 24
 """Positions that a sliding layer sees: several fit into the prompts of the tests."""
 TINY = 32 * 2**20
-"""Bytes of a checkpoint, at most: what its config leaves out has its full size."""
+"""Bytes of a checkpoint as it is, at most: what its config leaves out has its full size."""
 
 _COMMON: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
@@ -199,7 +199,7 @@ def make(
         _make_last_layer_mtp(directory, seed)
     if mostly_embedding is not None:
         _make_mostly_embedding(directory, mostly_embedding)
-    assert sum(path.stat().st_size for path in directory.iterdir()) < TINY, architecture
+    assert changes or sum(one.stat().st_size for one in directory.iterdir()) < TINY, architecture
     return directory
 
 
