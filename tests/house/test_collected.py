@@ -111,6 +111,7 @@ def test_a_suite_runs_if_its_paths_or_the_contract_changed() -> None:
         f"{serving}/openai/streams.py": ["test-clients"],
         "src/snapexport/genai/graph.py": ["test-genai"],
         "docs/reference/glossary.md": [],
+        "tests/measure/eval/test_plots.py": [],
         "tools/studies/speed/peers/genai.py": [],
     }.items():
         assert suites.chosen([path]) == expected, path

@@ -30,7 +30,7 @@ MAX_POSITIONS = 1024
 WINDOW = 24
 """Positions that a sliding layer sees: several fit into the prompts of the tests."""
 TINY = 32 * 2**20
-"""Bytes of a checkpoint as it is, at most: what its config leaves out has its full size."""
+"""Most bytes of a checkpoint without changes: a part that its config forgets has its full size."""
 
 _COMMON: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},

@@ -62,12 +62,7 @@ _LATENT: dict[str, Any] = {
 _MIXED_EXPERTS = {"mlp_layer_types": ["dense", *3 * ["sparse"]], **_EXPERTS, **_MIXED}
 _TWO_ROPES = {"rope_parameters": {"sliding_attention": _ROPE, "full_attention": _YARN}}
 _TOWER = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
-_GEMMA: dict[str, Any] = {
-    "head_dim": 32,
-    "query_pre_attn_scalar": 20,
-    "tie_word_embeddings": True,
-    **_MIXED,
-}
+_GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 20, "tie_word_embeddings": True, **_MIXED}
 
 _GEMMA4: dict[str, Any] = {
     "head_dim": 16,

@@ -11,7 +11,7 @@ from tests.runtime.tokenizers_for_tests import byte_fallback, byte_level, words
 BYTE_LEVEL, BYTE_FALLBACK, WORDS = byte_level(), byte_fallback(), words()
 REPLACEMENT = "\ufffd"
 
-# SentencePiece writes a space as "▁": a text's own comes back as a space.
+# Tokenizers of SentencePiece's kind write a space as "▁", and give back both as a space.
 texts = st.text(st.characters(codec="utf-8", exclude_characters=REPLACEMENT + "▁"), max_size=30)
 
 

@@ -34,6 +34,28 @@ def test_peer_process_answers_for_a_snapexport_build(tiny_build: Build) -> None:
         worker.ask("step")
 
 
+PLUGIN = """
+PACKAGES = ()
+class Peer:
+    idled = 0
+    def idle(self):
+        self.idled += 1
+    def step(self):
+        return self.idled
+def make():
+    return Peer()
+"""
+
+
+def test_what_a_peer_does_when_idle_follows_each_answer(tmp_path: Path) -> None:
+    (plugin := tmp_path / "plugin.py").write_text(PLUGIN)
+    worker = Worker(Variant("peer", 32, Path(sys.executable), str(plugin), {}, contexts=()))
+    try:
+        assert [worker._told("step", {})["gave"] for _ in range(3)] == [0, 1, 2]
+    finally:
+        worker.close()
+
+
 def test_peer_answers_with_the_likeliest_tokens(tiny_build: Build) -> None:
     prompt = list(range(3, 40))
     params = SamplingParams(max_tokens=6, ignore_eos=True)
