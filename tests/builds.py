@@ -7,6 +7,7 @@ builder.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +23,8 @@ from tests.oracle.on_disk import files_of
 from tests.store import Store
 
 _stores: list[Store] = []
-_replacing: set[int] = set()
-"""The ids of those who replace something now."""
+_replaced: dict[int, list[str]] = {}
+"""The modules that have something replaced now, by the id of who did; "" is no module of ours."""
 
 
 @contextmanager
@@ -32,18 +33,17 @@ def kept_in(store: Store) -> Iterator[None]:
     replace, undo = pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo
 
     def noted(patch: pytest.MonkeyPatch, *what: Any, **options: Any) -> None:
-        if may_be_of_a_build(what[0]):
-            _replacing.add(id(patch))
+        _replaced.setdefault(id(patch), []).append(module_of(what[0]))
         replace(patch, *what, **options)
 
     def undone(patch: pytest.MonkeyPatch) -> None:
         undo(patch)
-        _replacing.discard(id(patch))
+        _replaced.pop(id(patch), None)
 
     with pytest.MonkeyPatch.context() as own:
         own.setattr(pytest.MonkeyPatch, "setattr", noted)
         own.setattr(pytest.MonkeyPatch, "undo", undone)
-        _replacing.clear()
+        _replaced.clear()
         _stores.append(store)
         try:
             yield
@@ -51,12 +51,17 @@ def kept_in(store: Store) -> Iterator[None]:
             _stores.pop()
 
 
-def may_be_of_a_build(target: Any) -> bool:
-    """Whether a build may use what has a part replaced: not if no build imports its module."""
+def module_of(target: Any) -> str:
+    """The module of ours that `target` names or is a part of, or ""."""
     name = getattr(target, "__module__", None) or getattr(target, "__name__", str(target))
     while name and not sources.is_module(name):  # a text may name a function of the module
         name = name.rpartition(".")[0]
-    return not name or name in sources.closure(builder.__name__)
+    return str(name)
+
+
+def is_replaced(module: str) -> bool:
+    """Whether a part of what a module consists of may be replaced now."""
+    return not {"", *sources.closure(module)}.isdisjoint(itertools.chain(*_replaced.values()))
 
 
 def build(model: Path, out: Path, *, compares: bool = True, **options: Any) -> Build:
@@ -68,7 +73,7 @@ def build(model: Path, out: Path, *, compares: bool = True, **options: Any) -> B
     """
     own = {"link_weights", "progress"} & {name for name, value in options.items() if value}
     with _compared(compares):
-        if not _stores or own or _replacing or out.exists():
+        if not _stores or own or is_replaced(builder.__name__) or out.exists():
             return builder.build(model, out, **options)
         name = f"build-{key(model, options | {'compares': compares})}"
         _stores[-1].directory(name, lambda: builder.build(model, out, **options), out)
