@@ -239,7 +239,8 @@ def require(name: str, span: TensorSpan, dtypes: Collection[str], shape: tuple[i
         )
     if span.shape != shape:
         raise UserError(
-            f"the tensor {name} has shape {list(span.shape)}, the others want {list(shape)}", AGAIN
+            f"the tensor {name} has shape {list(span.shape)}, the others want {list(shape)}",
+            f"check {KEY} in config.json against the files, or download the checkpoint again",
         )
 
 
