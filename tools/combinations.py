@@ -18,12 +18,12 @@ PAGE = Path(__file__).parent.parent / "docs" / "reference" / "combinations.md"
 
 HEAD = """# What goes with what
 
-`python tools/combinations.py` writes this page from the rules that every command asks
-(`contract/exclusions.py`). A refused pair ends with exit status 2, the reason and what to do
+`python tools/combinations.py` writes this page from every command's rules
+(`contract/exclusions.py`). A refused pair ends with status 2, the reason and what to do
 instead.
 
-The number after a refused choice is that of its reason below. All other pairs go together. X is any
-value that is given, or of a few flags any but the default.
+The number after a refused choice is that of its reason below. Other pairs go together, within the
+bounds of their values. X is any value, of a few flags any but the default.
 """
 FLAGS = """
 ## Flags of a build

@@ -234,9 +234,8 @@ def replace_pairs(
 def require(name: str, span: TensorSpan, dtypes: Collection[str], shape: tuple[int, ...]) -> None:
     """Raise UserError for a part of another type or shape."""
     if span.dtype not in dtypes:
-        raise UserError(
-            f"the tensor {name} is stored as {span.dtype}, not as {' or '.join(dtypes)}", ORIGINAL
-        )
+        types = " or ".join(dtypes)
+        raise UserError(f"the tensor {name} is stored as {span.dtype}, not as {types}", ORIGINAL)
     if span.shape != shape:
         raise UserError(
             f"the tensor {name} has shape {list(span.shape)}, the others want {list(shape)}",

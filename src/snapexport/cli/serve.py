@@ -30,7 +30,7 @@ HELP = "serve a build through an OpenAI-compatible API"
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "API": {"host": "address of the API", "port": "port of the API; 0: a free one"},
     "access": {
-        "api_key": f"key that every request but /health must send (default: ${API_KEY}, or none)",
+        "api_key": f"key that all but /health and the page want (default: ${API_KEY}, or none)",
         "allowed_host": "further names by which clients reach the server, in the header Host; "
         "*: any (default: loopback names if it listens on loopback, else any)",
         "allowed_origin": "origins whose pages may read answers in a browser, such as "

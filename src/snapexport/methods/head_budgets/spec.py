@@ -20,7 +20,7 @@ from snapexport.contract.rule import (
     flag,
     some,
 )
-from snapexport.contract.targets import Target, capabilities
+from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError, require_at_least
 from snapexport.methods.head_budgets.groups import HeadBudget, with_head_groups
 from snapexport.methods.method import Calibration, Method
@@ -67,19 +67,11 @@ class HeadBudgetOptions(MethodOptions):
     )
 
     def __post_init__(self) -> None:
-        most = self.head_groups
-        if most is not None:
-            require_at_least("--head-groups", most, 1)
+        if self.head_groups is not None:
+            require_at_least("--head-groups", self.head_groups, 1)
         for path in self.calibrate or ():
             if not path.exists():
                 raise UserError(f"there is no {path} to calibrate on", "name a file or a folder")
-
-    def require_target(self, target: Target) -> None:
-        if self.calibrate is not None and capabilities(target).runs_on_gpu:
-            raise UserError(
-                f"--calibrate is not supported with --target {target}: it runs the graphs here",
-                "calibrate with a build for ONNX Runtime, and give its file as --head-budget",
-            )
 
     @property
     def most_groups(self) -> int:
@@ -128,9 +120,7 @@ CHOICE = Choice(
     lambda f: bool(f.get("head_budget")) or f.get("budget") == BUDGET or _CALIBRATED.holds(f),
 )
 _EQUAL = Choice(
-    "--budget {budget}",
-    {"budget": "uniform"},
-    lambda f: f.get("budget") not in (None, BUDGET),
+    "--budget {budget}", {"budget": "uniform"}, lambda f: f.get("budget") not in (None, BUDGET)
 )
 _NONE = Choice(
     "--head-budget",
@@ -139,12 +129,21 @@ _NONE = Choice(
     joined="without",
 )
 _GROUPED = flag("head_groups", 2)
+_ON_GPU = Choice(
+    "--target {target}", {}, lambda f: "target" in f and capabilities(f["target"]).runs_on_gpu
+)
 _RULES = (
     Rule(
         _CALIBRATED,
         STATEFUL,
         "a repeated text is taken back, and a state takes each token once",
         "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
+    ),
+    Rule(
+        _CALIBRATED,
+        _ON_GPU,
+        "it runs the graphs here",
+        "calibrate with a build for ONNX Runtime, and give its file as --head-budget",
     ),
     Rule(_CALIBRATED, some("--head-budget", "head_budget", True), "it makes such a file"),
     Rule(CHOICE, FULL, KEEPS_ALL, LEAVE_OUT),
