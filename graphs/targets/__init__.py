@@ -17,6 +17,7 @@ from snapexport.graphs.targets.collectives import Collectives, DistCollectives, 
 from snapexport.graphs.targets.composed_linear_attention import ComposedLinearAttention
 from snapexport.graphs.targets.experts import ComposedExperts, MoE
 from snapexport.graphs.targets.fewer_nodes import FewerReshapes
+from snapexport.graphs.targets.fewer_slots import read_fewer_slots
 from snapexport.graphs.targets.group_query_attention import GroupQueryAttention, ValidSlots
 from snapexport.graphs.targets.inlined import inline_functions
 from snapexport.graphs.targets.latent_attention import LatentAttention
@@ -91,7 +92,7 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
 MODEL_PASSES: dict[Target, tuple[Callable[[onnx.ModelProto], None], ...]] = {
     "portable": (inline_functions,),
     "openvino": (inline_functions,),
-    "onnxruntime": (),
+    "onnxruntime": (read_fewer_slots,),
     "tensorrt": (split_topk, allow_plugins, add_groups),
     # It runs no plugins.
     "tensorrt-rtx": (split_topk, add_groups),

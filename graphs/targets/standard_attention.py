@@ -119,10 +119,10 @@ def _causal_attention(
 def _fits_cache(group: int, slots: int, head_dim: int) -> bool:
     """Whether a KV head's keys in fp32 are few enough to be read once for each query head.
 
-    Wide heads lose above 2,048 to 4,096 slots, narrow ones above 32,768. 5 to 8 query heads of a
-    KV head take .6 to .85 of the time if they are folded, fewer as long or longer.
+    Wide heads lose above 2,048 to 4,096 slots, narrow ones above 32,768. 4 to 8 query heads of a
+    KV head take .6 to .95 of the time if they are folded, fewer as long or longer.
     """
-    return group < 5 and 4 * slots * head_dim <= _MIB * (4 if head_dim <= _NARROW_HEAD else 1)
+    return group < 4 and 4 * slots * head_dim <= _MIB * (4 if head_dim <= _NARROW_HEAD else 1)
 
 
 def _decode_attention(

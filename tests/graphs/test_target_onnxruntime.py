@@ -1,6 +1,7 @@
 """Fast operators of the onnxruntime target, against plain operators and numbers."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,33 @@ def queries_of(model: onnx.ModelProto) -> str:
     return next(one.op_type for one in model.graph.node if attention.input[0] in one.output)
 
 
+@pytest.mark.parametrize(
+    ("prompt_length", "read"), [(1, 64), (63, 64), (64, 256), (255, 256), (256, 1024), (2000, 1024)]
+)
+def test_step_reads_the_first_slots_while_no_others_are_valid(
+    tiny_build: Build, tmp_path: Path, prompt_length: int, read: int, monkeypatch: Any
+) -> None:
+    """Slots that are not read are not numbers. Logits stay the same bit by bit."""
+    geometry = tiny_build.manifest.geometry
+    slots = replace(geometry.slots, K=(1008, 112))
+    recipe = Recipe(replace(geometry, L_max=2048, slots=slots), "onnxruntime")
+    trace = Traces.of(tiny_build).models["decode"]
+    ours = surgery.finish("decode", trace, recipe)
+    monkeypatch.setitem(surgery.MODEL_PASSES, "onnxruntime", ())
+    plain = surgery.finish("decode", trace, recipe)
+    copied = Path(shutil.copytree(tiny_build.directory, tmp_path / "copy"))
+    for model, name in ((ours, "ours.onnx"), (plain, "plain.onnx")):
+        onnx.save(model, copied / name)
+        onnx.checker.check_model(copied / name, full_check=True)
+    inputs = decode_inputs(ours, position=prompt_length)
+    expected = run(copied / "plain.onnx", inputs)["logits"]
+    for name, cache in inputs.items():
+        if names.is_past(name):
+            cache[:, :, read if cache.shape[2] == 1024 else 128 :] = np.nan
+    found = run(copied / "ours.onnx", inputs)["logits"]
+    np.testing.assert_array_equal(found, expected)
+
+
 def decode_inputs(model: onnx.ModelProto, position: int) -> Arrays:
     """Random caches behind a prompt of `position` tokens, and a token for each batch slot."""
     rng, inputs = np.random.default_rng(0), dict[str, NDArray[Any]]()
@@ -79,7 +107,8 @@ def decode_inputs(model: onnx.ModelProto, position: int) -> Arrays:
         if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
             inputs[value.name] = rng.standard_normal(shape, np.float32)
         else:
-            inputs[value.name] = np.full(shape, position)
+            tokens = value.name == names.INPUT_IDS
+            inputs[value.name] = np.full(shape, position % 64 if tokens else position)
     return inputs
 
 

@@ -68,6 +68,11 @@ SINK_CHANNELS = 8
 """Channels that a learned sink adds to fused attention: heads are of multiples of head_dim_step."""
 
 
+FEWER_SLOTS = 4, 16
+"""A decode step reads the first S/4 or S/16 cache slots while no others are valid, where
+`TargetCapabilities.reads_fewer_slots`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineLibrary:
     """A library that compiles a target's graphs into engines.
@@ -125,6 +130,8 @@ class TargetCapabilities:
     fp8_weights: graphs may hold fp8 weights. ONNX Runtime's CPU provider would dequantize them anew
     in each run, which took 11 times as long as a row's product with the matrix in fp32.
     valid_slots: an operator can attend to only the valid cache slots (`--decode-attention valid`).
+    reads_fewer_slots: dtypes in which a step copies and reads only the first cache slots of a
+    layer while no others are valid.
     domains, own_operators: operators beside ONNX's own: of whole domains, and in ONNX's domain.
     tensor_types: ONNX's names of the types that it computes in; empty: all.
     largest_topk: largest K of a TopK; None: no limit.
@@ -154,6 +161,7 @@ class TargetCapabilities:
     openvino: bool = False
     fp8_weights: bool = False
     valid_slots: bool = False
+    reads_fewer_slots: tuple[DType, ...] = ()
     domains: tuple[str, ...] = ()
     own_operators: tuple[str, ...] = ()
     tensor_types: tuple[str, ...] = ()
@@ -222,6 +230,7 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         integer_dtypes=("fp32", "fp16"),
         integer_experts=True,
         valid_slots=True,
+        reads_fewer_slots=("fp32",),
         # In fp32 GroupQueryAttention has no CUDA kernel: it and all caches would be on the CPU.
         cuda_dtypes=("fp16", "bf16"),
         one_product=("fp16", "bf16"),

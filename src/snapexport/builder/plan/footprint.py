@@ -28,6 +28,7 @@ from snapexport.contract.memory import (
 )
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import (
+    FEWER_SLOTS,
     LARGEST_PLUGIN_HEAD,
     SINK_CHANNELS,
     TargetCapabilities,
@@ -210,9 +211,15 @@ class Activations:
         """Bytes of a decode step: a row and scores for each token, logits [B,V] or [B,C,V]."""
         tokens = self.options.batch * self.geometry.steps.tokens
         widest = max(layer.cache_slots for layer in self.geometry.layers)
-        rows = self.layer(tokens) + self._scores(tokens, widest)
+        rows = self.layer(tokens) + self._scores(tokens, widest) + self._fewer_slots(widest)
         logits = 2 * tokens * self.model.facts.vocab_size * FP32_BYTES
         return rows * self._factors.arena + logits + self._dequantized_bytes()
+
+    def _fewer_slots(self, slots: int) -> int:
+        """Bytes of the cache slots that a decode step copies while no others are valid."""
+        copies = self.options.dtype in self._target.reads_fewer_slots
+        copied = slots // FEWER_SLOTS[0] * self.options.batch if copies else 0
+        return copied * self._position(FP32_BYTES)
 
     def layer(self, rows: int) -> int:
         """Bytes of a layer's tensors, for `rows` tokens, that can be alive at the same time.
