@@ -5,9 +5,11 @@ ones: a step after 400 tokens took as long as one after 30,000.
 
     If(valid <= S/4, If(valid <= S/16, Attention(S/16 slots), Attention(S/4)), Attention(S))
 
-Shapes stay fixed. The slots that are read, [B,Hkv,S/4,D] at most, are copied, a layer's at a time. A
-step over a filled cache takes as long as before. Logits are the same bit by bit, so that a request's
-do not depend on its neighbours: numbers of slots are multiples of what ONNX Runtime adds up at once.
+Shapes stay fixed. The slots that are read, [B,Hkv,S/4,D] at most, are copied, a layer's at a time.
+A step over a filled cache takes as long as before.
+
+Logits are the same bit by bit, so that a request's do not depend on how long its neighbours are:
+numbers of slots are multiples of what ONNX Runtime adds up at once.
 """
 
 from collections.abc import Sequence
