@@ -91,7 +91,7 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
 
 MODEL_PASSES: dict[Target, tuple[Callable[[onnx.ModelProto], None], ...]] = {
     "portable": (inline_functions,),
-    "openvino": (inline_functions,),
+    "openvino": (inline_functions, read_fewer_slots),
     "onnxruntime": (read_fewer_slots,),
     "tensorrt": (split_topk, allow_plugins, add_groups),
     # It runs no plugins.

@@ -14,6 +14,7 @@ numbers of slots are multiples of what ONNX Runtime adds up at once.
 
 from collections.abc import Sequence
 from itertools import starmap
+from typing import Any
 
 import onnx
 from onnx.helper import make_graph, make_node, make_tensor, make_tensor_value_info
@@ -70,7 +71,7 @@ def _attend(
         "then_branch": _branch(_attend(node, f"{out}_{size}", size, others, whole=False)),
         "else_branch": _branch(_over(node, f"{out}_all", None if whole else slots)),
     }
-    return [make_node("If", [_condition(node.input[_VALID], size)], [out], out, **branches)]
+    return [_node("If", [_condition(node.input[_VALID], size)], out, **branches)]
 
 
 def _over(node: onnx.NodeProto, out: str, slots: int | None) -> list[onnx.NodeProto]:
@@ -84,7 +85,7 @@ def _over(node: onnx.NodeProto, out: str, slots: int | None) -> list[onnx.NodePr
     for at in (_KEY, _VALUE):
         attention.input[at] = f"{out}_{at}"
         ends = [_FIRST, _end(slots), _AXIS]
-        copies.append(make_node("Slice", [node.input[at], *ends], [attention.input[at]]))
+        copies.append(_node("Slice", [node.input[at], *ends], attention.input[at]))
     return [*copies, attention]
 
 
@@ -103,9 +104,14 @@ def _fits(valid: str, size: int) -> list[onnx.NodeProto]:
     condition = _condition(valid, size)
     most = f"{condition}_most"
     return [
-        make_node("ReduceMax", [valid], [most], keepdims=1),
-        make_node("LessOrEqual", [most, _end(size)], [condition]),
+        _node("ReduceMax", [valid], most, keepdims=1),
+        _node("LessOrEqual", [most, _end(size)], condition),
     ]
+
+
+def _node(op: str, inputs: list[str], out: str, **attributes: Any) -> onnx.NodeProto:
+    """Named as its output is."""
+    return make_node(op, inputs, [out], out, **attributes)
 
 
 _FIRST, _AXIS = "fewer_slots_first", "fewer_slots_axis"

@@ -76,7 +76,9 @@ Message = Any
 
 _SCHEMA = """
 Model graph=7:Graph
-Graph initializer=5:Tensor* input=11:Value* output=12:Value*
+Graph node=1:Node* initializer=5:Tensor* input=11:Value* output=12:Value*
+Node input=1:text* output=2:text* op_type=4:text attribute=5:Attribute*
+Attribute name=1:text g=6:Graph
 Tensor dims=1:number* data_type=2:number name=8:text external_data=13:Entry*
 Entry key=1:text value=2:text
 Value name=1:text type=2:Type

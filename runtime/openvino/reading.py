@@ -17,6 +17,7 @@ from snapexport.files.untrusted import GRAPH_BYTES, read_bytes
 from snapexport.runtime.engine.backend import require_promised
 from snapexport.runtime.engine.graph_file import (
     MappedWeights,
+    Message,
     WeightSpan,
     read_model,
     take_weights,
@@ -78,6 +79,7 @@ def read_graph(
         file = read_model(read_bytes(path, GRAPH_BYTES, REBUILD))
         named = {value.name for value in file.graph.input}
         spans = take_weights(file.graph, path.parent)
+        _attend_to_all_slots(file.graph)
     except (ValueError, KeyError, IndexError, RecursionError) as error:
         raise UserError(
             f"{path} is not a graph of this target: {first_line(error)}", REBUILD
@@ -108,6 +110,17 @@ def read_graph(
         _lend_inputs(model)
     whole = {name for port in model.inputs for name in port.get_names()}
     return model, Read(frozenset(whole & inputs.keys()), prefixes, outputs, writes)
+
+
+def _attend_to_all_slots(graph: Message) -> None:
+    """Put attention over whole caches in the place of a choice, whose branches read no write."""
+    for node in graph.node:
+        for branch in node.attribute:
+            if node.op_type == "If" and branch.name == "else_branch":
+                (whole,) = branch.g.node
+                whole.output[:] = node.output
+                node.CopyFrom(whole)
+                break
 
 
 def _leave_to_the_host(

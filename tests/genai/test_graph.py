@@ -101,6 +101,14 @@ def test_full_cache_agrees_with_transformers(name: str, tmp_path: Path) -> None:
             assert_near(caller.append([token]), wanted, calls)
 
 
+def test_steps_that_read_a_quarter_of_the_slots_agree(tmp_path: Path) -> None:
+    """64 of 260, and all from the 65th valid one on."""
+    case = Case(extend=True, batch=1, L_max=288, K=240)
+    folder = folder_of(case, tmp_path)
+    for length in (30, 60, 100):
+        assert_turns(case, folder, [length])
+
+
 VARIANTS = {"policy": "streaming"}, {"budget": "pyramid"}, {"target": "portable"}
 
 

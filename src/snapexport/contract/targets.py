@@ -250,6 +250,7 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         cache_dtypes=(),
         domains=("com.microsoft",),
         integer_dtypes=("fp32",),
+        reads_fewer_slots=("fp32",),
     ),
 }
 

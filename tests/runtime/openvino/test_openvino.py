@@ -90,6 +90,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "full cache": {"policy": "full"},
     "nothing kept": {"policy": "streaming"},
     "sparse prefill": {"prefill_chunk": 8, "prefill_budget": 24},
+    "a choice of slots to read": {"target": "openvino", "L_max": 288, "K": 240},
 }
 
 
@@ -98,7 +99,7 @@ FORMS: dict[str, dict[str, Any]] = {
 )
 def test_every_form_gives_the_tokens_of_onnx_runtime(name: str) -> None:
     form = FORMS[name]
-    build = build_of(Case(target="portable", **form))
+    build = build_of(Case(**{"target": "portable", **form}))
     prefill = "blocks" if "extend" in form else "chunks"
     llms = [
         LLM.from_executor(open_executor(build, backend=backend, threads=1, prefill=prefill))
