@@ -39,7 +39,7 @@ BROUGHT = {
     "one number for memory": (506, 883, 9, 0, 479),
     "one graph for onnxruntime-genai": (696, 1120, 10, 39, 1225),
     "fewer kernels in a GPU's step": (313, 532, 7, 31, 175),
-    "prompts in OpenVINO, and steps, read the valid part of caches": (141, 229, 1, 12, 83),
+    "prompts in OpenVINO, and steps, read the valid part of caches": (155, 251, 1, 13, 92),
     "first tokens that wait for no vote": (52, 76, 0, 70, 130),
 }
 """Lines of code, shipped, files, lines that `LLM` reaches, and of tests. They raise the bounds."""
