@@ -47,7 +47,7 @@ def read_fewer_slots(model: onnx.ModelProto) -> None:
             if (name := _condition(valid, size)) not in conditions:
                 conditions[name] = _fits(valid, size)
                 nodes += conditions[name]
-        nodes += _attend(node, node.output[0], slots, fewer)
+        nodes += _attend(node, node.output[0], None, fewer)
     if conditions:
         del model.graph.node[:]
         model.graph.node.extend(nodes)
@@ -61,15 +61,15 @@ def _is_step(node: onnx.NodeProto) -> bool:
 
 
 def _attend(
-    node: onnx.NodeProto, out: str, slots: int, fewer: Sequence[int], whole: bool = True
+    node: onnx.NodeProto, out: str, slots: int | None, fewer: Sequence[int]
 ) -> list[onnx.NodeProto]:
-    """Attention over the first `slots`, or over `fewer` where no more are valid; descending."""
+    """Attention over the first `slots` (None: all), or `fewer`, descending, if no more are valid."""
     if not fewer:
-        return _over(node, out, None if whole else slots)
+        return _over(node, out, slots)
     size, *others = fewer
     branches = {
-        "then_branch": _branch(_attend(node, f"{out}_{size}", size, others, whole=False)),
-        "else_branch": _branch(_over(node, f"{out}_all", None if whole else slots)),
+        "then_branch": _branch(_attend(node, f"{out}_{size}", size, others)),
+        "else_branch": _branch(_over(node, f"{out}_all", slots)),
     }
     return [_node("If", [_condition(node.input[_VALID], size)], out, **branches)]
 

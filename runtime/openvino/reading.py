@@ -119,7 +119,7 @@ def _attend_to_all_slots(graph: Message) -> None:
             if node.op_type == "If" and branch.name == "else_branch":
                 (whole,) = branch.g.node
                 whole.output[:] = node.output
-                node.CopyFrom(whole)
+                node.ParseFromString(whole.SerializeToString())  # a copy: it is a part of the node
                 break
 
 

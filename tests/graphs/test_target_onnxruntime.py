@@ -78,7 +78,7 @@ def queries_of(model: onnx.ModelProto) -> str:
 def test_step_reads_the_first_slots_while_no_others_are_valid(
     tiny_build: Build, tmp_path: Path, prompt_length: int, read: int, monkeypatch: Any
 ) -> None:
-    """Slots that are not read are not numbers. Logits stay the same bit by bit."""
+    """The other slots hold NaN. Logits stay the same bit by bit."""
     geometry = tiny_build.manifest.geometry
     slots = replace(geometry.slots, K=(1008, 112))
     recipe = Recipe(replace(geometry, L_max=2048, slots=slots), "onnxruntime")
