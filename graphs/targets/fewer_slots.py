@@ -63,7 +63,7 @@ def _is_step(node: onnx.NodeProto) -> bool:
 def _attend(
     node: onnx.NodeProto, out: str, slots: int | None, fewer: Sequence[int]
 ) -> list[onnx.NodeProto]:
-    """Attention over the first `slots` (None: all), or `fewer`, descending, if no more are valid."""
+    """Attention over the first `slots` (None: all), or over `fewer` where no more are valid."""
     if not fewer:
         return _over(node, out, slots)
     size, *others = fewer
